@@ -1,0 +1,40 @@
+"""Stator: a compiler for PyTorch programs.  `torch.compile(model, backend="stator")`."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from stator.backend import compile as compile
+    from stator.backend import compile_fx as compile_fx
+    from stator.core.events import last_compilation as last_compilation
+    from stator.functions import aot_function as aot_function
+    from stator.functions import aot_module as aot_module
+    from stator.options import Options as Options
+    from stator.options import list_options as list_options
+
+__version__ = "0.1.0"
+
+# Where each public name lives.  They load when first used, so that `import stator` costs nothing.
+_HOMES: Final[dict[str, str]] = {
+    "Options": "stator.options",
+    "aot_function": "stator.functions",
+    "aot_module": "stator.functions",
+    "compile": "stator.backend",
+    "compile_fx": "stator.backend",
+    "last_compilation": "stator.core.events",
+    "list_options": "stator.options",
+}
+
+__all__ = [*sorted(_HOMES), "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'stator' has no attribute {name!r}; it has {sorted(_HOMES)}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

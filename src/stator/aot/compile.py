@@ -1,0 +1,155 @@
+"""Compile a flat program: trace, cut, wrap.  And again, when arguments of another kind come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from stator.aot.aliasing import Merged, overlapping_groups, writes_to_shared
+from stator.aot.function import CompileGraph, training_function
+from stator.aot.metadata import Mutation, Program
+from stator.aot.partition.split import split
+from stator.aot.trace import trace
+from stator.aot.wrappers import inference_call
+from stator.core.torch_types import Flat
+from stator.graph.run import Ctx, dump_graph
+from stator.graph.verify import verify
+from stator.torch_api import FakeTensorMode, autocast_state, is_traceable_wrapper_subclass
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What compiling a program takes beside the program."""
+
+    ctx: Ctx
+    compile_graph: CompileGraph
+
+    def specialize(self, function: Flat) -> Specialized:
+        """`function`, compiled for each new kind of arguments."""
+        return Specialized(function, self)
+
+
+def compile_flat(function: Flat, inputs: Sequence[Any], mode: FakeTensorMode, tools: Tools) -> Flat:
+    """Compile `function` for fake `inputs`.
+
+    Where the program writes to an input, another call may bring one that shares its memory: such a
+    call is specialized.
+    """
+    call, program = _compile(function, inputs, mode, tools)
+    if not _needs_alias_check(program):
+        return call
+    other = tools.specialize(function)
+    if writes_to_shared(program, overlapping_groups(inputs)):
+        return other
+
+    def checked(*arguments: Any) -> Sequence[Any]:
+        if writes_to_shared(program, overlapping_groups(arguments)):
+            return other(*arguments)
+        return call(*arguments)
+
+    return checked
+
+
+def _compile(
+    function: Flat, inputs: Sequence[Any], mode: FakeTensorMode, tools: Tools
+) -> tuple[Flat, Program]:
+    record = tools.ctx.record
+    with record.stage("trace") as progress:
+        traced = trace(function, inputs, mode)
+        progress.nodes = len(traced.module.graph.nodes)
+    dump_graph(traced.module.graph, tools.ctx, "joint" if traced.tangents else "traced")
+    with record.stage("partition", progress.nodes) as progress:
+        halves = split(traced)
+        progress.nodes = len(halves.forward.graph.nodes)
+        if halves.backward is not None:
+            progress.nodes += len(halves.backward.graph.nodes)
+    if tools.ctx.options.verify:
+        verify(halves.forward.graph, after="partition")
+        if halves.backward is not None:
+            verify(halves.backward.graph, after="partition")
+    if halves.backward is None:
+        graph = tools.compile_graph(halves.forward, "forward")
+        return inference_call(traced.program, graph), traced.program
+    call = training_function(traced, halves, tools.compile_graph, tools.specialize)
+    return call, traced.program
+
+
+def _needs_alias_check(program: Program) -> bool:
+    return len(program.inputs) > 1 and any(
+        fact.mutation not in (Mutation.NONE, Mutation.METADATA) for fact in program.inputs
+    )
+
+
+@dataclass(slots=True)
+class Specialized:
+    """A program compiled anew for each kind of arguments: shapes, types, grad, shared memory."""
+
+    function: Flat
+    tools: Tools
+    compiled: dict[Any, Flat] = field(default_factory=dict)
+
+    def __call__(self, *arguments: Any) -> Sequence[Any]:
+        key = (_state(), *(_kind(argument) for argument in arguments), _shared(arguments))
+        call = self.compiled.get(key)
+        if call is None:
+            call = self.compiled[key] = self._compile(arguments)
+        return call(*arguments)
+
+    def _compile(self, arguments: Sequence[Any]) -> Flat:
+        function: Flat = self.function
+        groups = overlapping_groups(arguments)
+        fakes, mode = to_fake(arguments)
+        call, program = _compile(function, fakes, mode, self.tools)
+        if not writes_to_shared(program, groups):
+            return call
+        merged = Merged.of(function, arguments, groups)
+        fakes, mode = to_fake(merged.pack(arguments))
+        call, _ = _compile(merged, fakes, mode, self.tools)
+
+        def with_bases(*arguments: Any) -> Sequence[Any]:
+            return merged.unpack(call(*merged.pack(arguments)), arguments)
+
+        return with_bases
+
+
+def to_fake(values: Sequence[Any]) -> tuple[list[Any], FakeTensorMode]:
+    """Fake twins of real tensors, all sizes static."""
+    mode = FakeTensorMode()
+    fakes = [
+        mode.from_tensor(value, static_shapes=True) if isinstance(value, torch.Tensor) else value
+        for value in values
+    ]
+    return fakes, mode
+
+
+def _state() -> tuple[Any, ...]:
+    return (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast_state())
+
+
+def _kind(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    subclass = is_traceable_wrapper_subclass(value)
+    inside = repr(value.__tensor_flatten__()) if subclass else ()
+    return (
+        type(value),
+        value.size(),
+        value.stride() if value.layout is torch.strided else (),
+        value.dtype,
+        value.device,
+        value.requires_grad,
+        value.is_leaf,
+        value.is_conj(),
+        value.is_neg(),
+        inside,
+    )
+
+
+def _shared(arguments: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(
+        tuple((i, arguments[i].storage_offset()) for i in group)
+        for group in overlapping_groups(arguments)
+    )

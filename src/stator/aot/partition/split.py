@@ -1,0 +1,160 @@
+"""Cut a joint graph into a forward and a backward graph, saving what the backward needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+import torch
+from torch import fx
+
+from stator.aot.partition.classify import Classes, classify, is_recomputed
+from stator.aot.trace import Traced
+from stator.graph.edit import drop_unread
+
+aten = torch.ops.aten
+
+
+class Kept(Enum):
+    """Where a saved value stands when the forward is through."""
+
+    PRIMAL = auto()  # it is plain input `index`
+    VALUE = auto()  # it is plain value `index` of the forward graph
+    EXTRA = auto()  # the forward graph returns it behind its values
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """One value that the forward keeps for the backward."""
+
+    kept: Kept
+    index: int
+    is_tensor: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Two graphs.
+
+    forward:  primals -> values, extras
+    backward: saved tensors, saved numbers, tangents -> gradients
+    """
+
+    forward: fx.GraphModule
+    backward: fx.GraphModule | None
+    saved: tuple[Saved, ...]  # tensors first
+
+
+def split(traced: Traced) -> Split:
+    """Cut `traced` so that the backward starts from saved forward values."""
+    if not traced.tangents:
+        return Split(_forward(traced, classify(traced).forward, []), None, ())
+    classes = classify(traced)
+    values = frozenset(node for node in traced.values if isinstance(node, fx.Node))
+    demanded, again = _demand(traced, classes, values)
+    saved_nodes = sorted(demanded, key=_is_number)
+    position = {node: i for i, node in enumerate(traced.primals)}
+    returned = {node: i for i, node in reversed(list(enumerate(traced.values)))}
+    saved: list[Saved] = []
+    extras: list[fx.Node] = []
+    for node in saved_nodes:
+        if node in position:
+            saved.append(Saved(Kept.PRIMAL, position[node], not _is_number(node)))
+        elif node in returned:
+            saved.append(Saved(Kept.VALUE, returned[node], not _is_number(node)))
+        else:
+            saved.append(Saved(Kept.EXTRA, len(extras), not _is_number(node)))
+            extras.append(node)
+    return Split(
+        _forward(traced, classes.forward, extras),
+        _backward(traced, classes, saved_nodes, again),
+        tuple(saved),
+    )
+
+
+def _is_number(node: fx.Node) -> bool:
+    return not isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def _demand(
+    traced: Traced, classes: Classes, values: frozenset[fx.Node]
+) -> tuple[list[fx.Node], set[fx.Node]]:
+    """Forward nodes that the backward reads: those to save, and those to compute again."""
+    saved: dict[fx.Node, None] = {}
+    again: set[fx.Node] = set()
+    stack = [node for node in traced.grads if isinstance(node, fx.Node)]
+    stack += [source for node in classes.backward for source in node.all_input_nodes]
+    for node in stack[::-1]:
+        pending = [node]
+        while pending:
+            current = pending.pop()
+            if current not in classes.forward or current in again or current in saved:
+                continue
+            if is_recomputed(current, classes, values):
+                again.add(current)
+                pending += current.all_input_nodes
+            else:
+                saved[current] = None
+    return list(saved), again
+
+
+def _forward(traced: Traced, nodes: Iterable[fx.Node], extras: list[fx.Node]) -> fx.GraphModule:
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    wanted = set(nodes) | set(traced.primals)
+    for node in traced.module.graph.nodes:
+        if node in wanted:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+    for target, new in traced.updates:
+        update = graph.call_function(aten.copy_.default, (copies[target], _mapped(new, copies)))
+        update.meta["val"] = target.meta["val"]
+    graph.output(tuple(_mapped(node, copies) for node in (*traced.values, *extras)))
+    drop_unread(graph)
+    return fx.GraphModule(traced.module, graph, "Forward")
+
+
+def _backward(
+    traced: Traced, classes: Classes, saved: list[fx.Node], again: set[fx.Node]
+) -> fx.GraphModule:
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in (*saved, *traced.tangents):
+        copies[node] = graph.placeholder(node.name)
+        copies[node].meta = dict(node.meta)
+    for node in classes.backward:
+        for source in _in_order(node, again, copies):
+            copies[source] = graph.node_copy(source, copies.__getitem__)
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    for grad in traced.grads:
+        if isinstance(grad, fx.Node):
+            for source in _in_order(grad, again, copies, including=True):
+                copies[source] = graph.node_copy(source, copies.__getitem__)
+    graph.output(tuple(_mapped(node, copies) for node in traced.grads))
+    drop_unread(graph)
+    return fx.GraphModule(traced.module, graph, "Backward")
+
+
+def _in_order(
+    node: fx.Node, again: set[fx.Node], done: dict[fx.Node, fx.Node], *, including: bool = False
+) -> list[fx.Node]:
+    """Nodes to compute again before `node`, sources first: late, so that they live shortly."""
+    order: list[fx.Node] = []
+    placed: set[fx.Node] = set()
+    stack = [(source, False) for source in ([node] if including else node.all_input_nodes)]
+    while stack:
+        current, ready = stack.pop()
+        if current in done or current in placed or current not in again:
+            continue
+        if ready:
+            placed.add(current)
+            order.append(current)
+        else:
+            stack.append((current, True))
+            stack += [(source, False) for source in current.all_input_nodes]
+    return order
+
+
+def _mapped(value: Any, copies: dict[fx.Node, fx.Node]) -> Any:
+    return copies[value] if isinstance(value, fx.Node) else value

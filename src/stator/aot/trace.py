@@ -1,0 +1,356 @@
+"""One trace: the forward, what it mutates and aliases, and its backward, as one functional graph.
+
+The program runs once, on fake tensors, under three layers: autograd on top, functionalization below
+it, the recorder at the bottom.  When the forward is through, the functional tensors tell what was
+mutated and what aliases what; from that follows which values get a tangent; the tangents enter as
+further placeholders, and autograd writes the backward into the same graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.traceback import preserve_node_meta
+
+from stator.aot.metadata import (
+    InputFact,
+    OutputFact,
+    Program,
+    Source,
+    TangentPlan,
+    ValueFact,
+)
+from stator.aot.observe import Observed, observe
+from stator.aot.subclasses import Layout, layout_of, put_together, take_apart, width
+from stator.aot.tokens import strip_tokens
+from stator.aot.views import View, geometry_between, steps_between
+from stator.core.torch_types import Flat
+from stator.torch_api import (
+    FakeTensorMode,
+    FunctionalTensorMode,
+    autocast_cache_off,
+    autocast_off,
+    detached,
+    disable_functional_mode,
+    disable_proxy_modes_tracing,
+    from_functional,
+    get_proxy_mode,
+    is_random_op,
+    make_fx,
+    python_dispatcher,
+    to_functional,
+    track_tensor_tree,
+)
+
+
+@dataclass(slots=True)
+class Traced:
+    """A joint graph: placeholders are primals, then tangents; it returns values, then gradients."""
+
+    module: fx.GraphModule
+    program: Program
+    primals: list[fx.Node]
+    tangents: list[fx.Node]
+    values: list[Any]  # nodes of the program's values, taken apart; constants stand as they are
+    updates: list[tuple[fx.Node, Any]]  # (placeholder, its new value) to be written by the graph
+    grads: list[Any]  # nodes or None
+    forward_end: int  # how many nodes were there when the forward was through
+
+
+def trace(function: Flat, inputs: Sequence[Any], mode: FakeTensorMode) -> Traced:
+    """Trace `function` on fake `inputs`, with its backward if grad mode is on and something needs it."""
+    tracer = _Tracer(function, inputs, mode)
+    with ExitStack() as stack:
+        for context in (
+            torch.random.fork_rng(devices=[]),
+            torch.set_grad_enabled(
+                torch.is_grad_enabled()
+            ),  # restored even if the program changes it
+            torch.autograd.set_multithreading_enabled(False),
+            autocast_cache_off(),
+            preserve_node_meta(),
+            python_dispatcher(mode.shape_env is not None),
+            mode,  # the program's own new tensors are fake too
+        ):
+            stack.enter_context(context)
+        module = make_fx(tracer.joint)(*tracer.plain)
+    return tracer.finish(module)
+
+
+class _Enter(torch.autograd.Function):
+    """Identity that makes a non-leaf of a leaf, so that the program may write to it in place."""
+
+    @staticmethod
+    def forward(ctx: Any, root: torch.Tensor, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """A second functional tensor over the same recorded value."""
+        return make()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, None]:
+        """The gradient, unchanged."""
+        return grad, None
+
+
+@dataclass(slots=True)
+class _Tracer:
+    function: Flat
+    inputs: Sequence[Any]
+    mode: FakeTensorMode
+    layouts: list[Layout] = field(init=False)
+    plain: list[Any] = field(init=False)
+    roots: list[Any] = field(init=False, default_factory=list)
+    seen: Observed = field(init=False, default_factory=Observed)
+    tangent_plans: list[TangentPlan] = field(init=False, default_factory=list)
+    grad_layouts: list[Layout | None] = field(init=False, default_factory=list)
+    grad_mode_after: bool | None = field(init=False, default=None)
+    forward_end: int = field(init=False, default=0)
+    view_outputs: list[int] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.layouts = [layout_of(value) for value in self.inputs]
+        self.plain = []
+        with torch.no_grad():
+            for value, layout in zip(self.inputs, self.layouts, strict=True):
+                self.plain += [detached(part) for part in take_apart(value, layout)]
+
+    # --- runs under make_fx ---
+
+    def joint(self, *plain: Any) -> tuple[list[Any], ...]:
+        """Forward and backward on functional tensors; returns plain ones for the recorder."""
+        with FunctionalTensorMode(_allow_token_discovery=True):
+            entered = self._enter(plain)
+            grad_mode = torch.is_grad_enabled()
+            outputs = list(self.function(*entered))
+            if torch.is_grad_enabled() != grad_mode:
+                self.grad_mode_after = torch.is_grad_enabled()
+                torch.set_grad_enabled(grad_mode)
+            self.seen = observe(entered, self._outer(plain), outputs)
+            self.forward_end = len(_recorder().graph.nodes)
+            values = [
+                part
+                for value in self.seen.values
+                for part in take_apart(*_plain_with_layout(value.tensor))
+            ]
+            now = [part for value in entered for part in take_apart(*_plain_with_layout(value))]
+            views = self._views(outputs)
+            grads = self._backward(values)
+        return values, now, views, grads
+
+    def _outer(self, plain: Sequence[Any]) -> list[Any]:
+        stream = iter(plain)
+        return [put_together(layout, stream) for layout in self.layouts]
+
+    def _enter(self, plain: Sequence[Any]) -> list[Any]:
+        """Inputs as the program sees them: functional, and leaves where the user's are."""
+        stream = iter(plain)
+        entered = []
+        for value, layout in zip(self.inputs, self.layouts, strict=True):
+            parts = [next(stream) for _ in range(width(layout))]
+
+            def make(parts: list[Any] = parts, layout: Layout = layout) -> Any:
+                return put_together(layout, iter([to_functional(part) for part in parts]))
+
+            root = make()
+            if isinstance(value, torch.Tensor) and value.requires_grad:
+                root.requires_grad_()
+            self.roots.append(root)
+            if isinstance(root, torch.Tensor) and root.requires_grad and not value.is_leaf:
+                with torch.enable_grad():
+                    entered.append(_Enter.apply(root, make))
+            else:
+                entered.append(root)
+        return entered
+
+    def _views(self, outputs: Sequence[Any]) -> list[Any]:
+        """Present values of all outputs that are views, so that their nodes can be found."""
+        self.view_outputs = [
+            index
+            for index, fact in enumerate(self.seen.outputs)
+            if fact.source in (Source.VIEW_OF_INPUT, Source.VIEW_OF_VALUE)
+        ]
+        return [from_functional(outputs[index]) for index in self.view_outputs]
+
+    def _backward(self, values: Sequence[Any]) -> list[Any]:
+        stream = iter(values)
+        outputs, tangents = [], []
+        for value in self.seen.values:
+            layout = layout_of(value.tensor)
+            parts = [next(stream) for _ in range(width(layout))]
+            if not value.differentiable:
+                continue
+            outputs.append(value.tensor)
+            self.tangent_plans.append(_plan_tangent(value.tensor, layout))
+            fresh = [self._tangent(part) for part in parts]
+            tangents.append(put_together(layout, iter([to_functional(part) for part in fresh])))
+        needs = [isinstance(root, torch.Tensor) and root.requires_grad for root in self.roots]
+        if not outputs or not any(needs):
+            self.tangent_plans.clear()
+            self.grad_layouts = [None] * len(self.roots)
+            return []
+        wanted = [root for root, need in zip(self.roots, needs, strict=True) if need]
+        with autocast_off():  # eager differentiates outside of the autocast region
+            found = iter(torch.autograd.grad(outputs, wanted, tangents, allow_unused=True))
+        grads: list[Any] = []
+        for need in needs:
+            grad = next(found) if need else None
+            if grad is None:
+                self.grad_layouts.append(None)
+                continue
+            plain, layout = _plain_with_layout(grad)
+            self.grad_layouts.append(layout)
+            grads += take_apart(plain, layout)
+        return grads
+
+    def _tangent(self, like: Any) -> Any:
+        """A new placeholder with the geometry of `like`."""
+        if not isinstance(like, torch.Tensor):
+            return like
+        with disable_functional_mode(), disable_proxy_modes_tracing(), self.mode, torch.no_grad():
+            tangent = torch.empty_strided(
+                like.size(), like.stride(), dtype=like.dtype, device=like.device
+            )
+        recorder = _recorder()
+        name = f"tangent_{len(recorder.graph.nodes)}"  # unique: the graph only grows
+        proxy = recorder.create_proxy("placeholder", name, (), {}, name=name)
+        track_tensor_tree(tangent, proxy, constant=None, tracer=recorder)
+        return tangent
+
+    # --- after the trace ---
+
+    def finish(self, module: fx.GraphModule) -> Traced:
+        """Tidy the graph up and say what it does."""
+        graph = module.graph
+        marker = list(graph.nodes)[: self.forward_end]
+        strip_tokens(graph)
+        _placeholders_first(graph)
+        placeholders = graph.find_nodes(op="placeholder")
+        primals, tangents = placeholders[: len(self.plain)], placeholders[len(self.plain) :]
+        (output,) = graph.find_nodes(op="output")
+        values, now, views, grads = (list(group) for group in output.args[0])
+        program = self._program(graph, now, views, values)
+        still = set(graph.nodes)
+        return Traced(
+            module,
+            program,
+            primals,
+            tangents,
+            values,
+            self._updates(primals, now, program),
+            grads,
+            sum(node in still for node in marker),
+        )
+
+    def _updates(
+        self, primals: list[fx.Node], now: list[Any], program: Program
+    ) -> list[tuple[fx.Node, Any]]:
+        updates = []
+        position = 0
+        for fact in program.inputs:
+            for index in range(position, position + width(fact.layout)):
+                if fact.mutation.name == "IN_GRAPH" and now[index] is not primals[index]:
+                    updates.append((primals[index], now[index]))
+            position += width(fact.layout)
+        return updates
+
+    def _program(
+        self, graph: fx.Graph, now: list[Any], views: list[Any], values: list[Any]
+    ) -> Program:
+        inputs = tuple(
+            InputFact(
+                layout,
+                requires_grad=isinstance(value, torch.Tensor) and value.requires_grad,
+                is_leaf=not isinstance(value, torch.Tensor) or value.is_leaf,
+                mutation=mutation,
+                hidden=hidden,
+            )
+            for value, layout, mutation, hidden in zip(
+                self.inputs, self.layouts, self.seen.mutations, self.seen.hidden, strict=True
+            )
+        )
+        facts = [
+            ValueFact(
+                layout_of(v.tensor), v.differentiable and bool(self.tangent_plans), v.of_input
+            )
+            for v in self.seen.values
+        ]
+        outputs = list(self.seen.outputs)
+        resolver = _ViewResolver(inputs, facts, now, values)
+        for index, node in zip(self.view_outputs, views, strict=True):
+            outputs[index] = resolver.resolve(outputs[index], node)
+        return Program(
+            inputs,
+            tuple(outputs),
+            tuple(facts),
+            tuple(self.tangent_plans),
+            tuple(self.grad_layouts),
+            self.grad_mode_after,
+            any(is_random_op(node.target) for node in graph.nodes),
+        )
+
+
+def _recorder() -> Any:
+    mode = get_proxy_mode()
+    assert mode is not None, "traced code runs under make_fx"
+    return mode.tracer
+
+
+def _plain_with_layout(value: Any) -> tuple[Any, Layout]:
+    plain = from_functional(value)
+    return plain, layout_of(plain)
+
+
+def _plan_tangent(value: torch.Tensor, layout: Layout) -> TangentPlan:
+    strides = tuple(value.stride())
+    symbolic = any(isinstance(n, torch.SymInt) for n in (*strides, *value.size()))
+    channels_last = value.dim() == 4 and value.is_contiguous(memory_format=torch.channels_last)
+    return TangentPlan(
+        layout,
+        None if symbolic else strides,
+        bool(channels_last and not value.is_contiguous()),
+    )
+
+
+def _placeholders_first(graph: fx.Graph) -> None:
+    """Tangents entered in the middle: move them up, behind the primals."""
+    body = next(node for node in graph.nodes if node.op != "placeholder")
+    for node in graph.find_nodes(op="placeholder"):
+        body.prepend(node)
+
+
+@dataclass(slots=True)
+class _ViewResolver:
+    """Finds how each aliasing output is made from its base."""
+
+    inputs: tuple[InputFact, ...]
+    facts: list[ValueFact]
+    now: list[Any]
+    values: list[Any]
+
+    def resolve(self, fact: OutputFact, view: fx.Node) -> OutputFact:
+        """`fact` with its view; the graph returns the view too where nothing else describes it."""
+        if fact.source is Source.VIEW_OF_INPUT:
+            info = self.inputs[fact.index]
+            base = self.now[self._position([f.layout for f in self.inputs], fact.index)]
+            base_grad = info.requires_grad
+        else:
+            base = self.values[self._position([f.layout for f in self.facts], fact.index)]
+            base_grad = self.facts[fact.index].differentiable
+        detach = base_grad and not fact.requires_grad
+        steps = steps_between(base, view)
+        if steps is not None:
+            return replace(fact, view=View(steps=steps, detach=detach))
+        geometry = geometry_between(base.meta["val"], view.meta["val"])
+        if geometry is not None:
+            return replace(fact, view=View(geometry=geometry, detach=detach))
+        self.values.append(view)
+        self.facts.append(ValueFact(layout_of(view.meta["val"]), differentiable=False))
+        return replace(fact, view=View(template=len(self.facts) - 1, detach=detach))
+
+    @staticmethod
+    def _position(layouts: Sequence[Layout], index: int) -> int:
+        return sum(width(layout) for layout in layouts[:index])

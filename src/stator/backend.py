@@ -1,0 +1,99 @@
+"""The torch.compile door: `torch.compile(model, backend="stator")`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from stator.aot.compile import compile_flat
+from stator.core.events import Compilation, start_compilation
+from stator.errors import CompileError, StatorError, StatorWarning
+from stator.graph.capture import attribute_tensors, graph_runner
+from stator.options import Options, read_options
+from stator.pipeline import make_tools
+from stator.torch_api import fake_inputs
+
+TORCH_COMPILE_KEYWORDS = ("dynamic", "fullgraph", "disable")
+
+
+def compile(
+    function: Callable[..., Any] | torch.nn.Module | None = None,
+    *,
+    mode: str | None = None,
+    **options: Any,
+) -> Any:
+    """Compile a function or module; also a decorator.  Keywords are Options fields, or
+    `dynamic`, `fullgraph` and `disable` of torch.compile."""
+    passed = {name: options.pop(name) for name in TORCH_COMPILE_KEYWORDS if name in options}
+    checked = read_options(mode, options)
+
+    def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        return compile_fx(module, inputs, options=checked)
+
+    return torch.compile(function, backend=backend, **passed)
+
+
+def compile_fx(
+    module: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | Options | None = None,
+) -> Callable[..., Any]:
+    """Compile a graph that Dynamo captured; returns a function with the graph's signature.
+
+    A failure inside of the compiler makes the graph run in eager mode, with one warning; under
+    `Options.strict` it raises.
+    """
+    chosen = read_options(mode, options)
+    record = start_compilation()
+    try:
+        return _compile(module, example_inputs, chosen, record)
+    except Exception as error:
+        if chosen.strict:
+            raise _explained(error, record) from error
+        return _fall_back(module, error, record)
+
+
+def _compile(
+    module: fx.GraphModule, inputs: Sequence[Any], options: Options, record: Compilation
+) -> Callable[..., Any]:
+    fakes, mode = fake_inputs(module, inputs)
+    lifted = attribute_tensors(module)
+    fakes += [mode.from_tensor(tensor) for tensor in lifted.values()]
+    call = compile_flat(
+        graph_runner(module, list(lifted)), fakes, mode, make_tools(options, record)
+    )
+    if not lifted:
+        return call
+    constants = tuple(lifted.values())
+
+    def with_attributes(*arguments: Any) -> Sequence[Any]:
+        return call(*arguments, *constants)
+
+    return with_attributes
+
+
+def _explained(error: Exception, record: Compilation) -> StatorError:
+    if isinstance(error, StatorError):
+        return error
+    stage = record.stages[-1].name if record.stages else "trace"
+    return CompileError(stage, f"{type(error).__name__}: {error}")
+
+
+def _fall_back(module: fx.GraphModule, error: Exception, record: Compilation) -> Callable[..., Any]:
+    reason = _explained(error, record)
+    stage = reason.stage if isinstance(reason, CompileError) else "trace"
+    record.fallback = str(reason)
+    warnings.warn(
+        f"stator runs a graph in eager mode: stage {stage!r} failed with "
+        f"{str(reason).splitlines()[0]} (Options.strict raises instead)",
+        StatorWarning,
+        stacklevel=2,
+    )
+    run: Callable[..., Any] = module.forward
+    return run

@@ -1,0 +1,68 @@
+"""What happened during a compilation: stages, their times, their texts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class StageEvent:
+    """One stage or pass that ran."""
+
+    name: str
+    seconds: float
+    nodes_before: int
+    nodes_after: int
+    changed: int  # how many rewrites the pass made; for a stage, nodes added or removed
+
+
+@dataclass(slots=True)
+class Compilation:
+    """Record of one compilation.  A backward graph compiled later adds to the same record."""
+
+    stages: list[StageEvent] = field(default_factory=list)
+    graphs: dict[str, str] = field(default_factory=dict)  # text of each finished graph, by name
+    notes: list[str] = field(default_factory=list)  # decisions, in words
+    fallback: str | None = None  # why the graph runs in eager mode, if it does
+
+    @property
+    def seconds(self) -> float:
+        """Time spent in all stages."""
+        return sum(stage.seconds for stage in self.stages)
+
+    @contextmanager
+    def stage(self, name: str, nodes: int = 0) -> Iterator[_Progress]:
+        """Time a stage; the body says how many nodes it left and what it changed."""
+        progress = _Progress(name, nodes)
+        start = time.perf_counter()
+        yield progress
+        seconds = time.perf_counter() - start
+        changed = progress.changed
+        if changed is None:
+            changed = abs(progress.nodes - nodes)
+        self.stages.append(StageEvent(name, seconds, nodes, progress.nodes, changed))
+
+
+@dataclass(slots=True)
+class _Progress:
+    name: str
+    nodes: int
+    changed: int | None = None
+
+
+_latest: list[Compilation] = []  # at most one: the newest
+
+
+def start_compilation() -> Compilation:
+    """A new record, which `last_compilation` returns from now on."""
+    record = Compilation()
+    _latest[:] = [record]
+    return record
+
+
+def last_compilation() -> Compilation | None:
+    """The record of the newest compilation in this process; None before the first."""
+    return _latest[0] if _latest else None

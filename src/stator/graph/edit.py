@@ -1,0 +1,40 @@
+"""Small edits that several stages need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import fx
+
+
+def is_effect(node: fx.Node) -> bool:
+    """Whether the node must run even if nobody reads its result."""
+    return node.op == "call_function" and bool(node.meta.get("effect") or node.is_impure())
+
+
+def drop_unread(graph: fx.Graph) -> None:
+    """Erase what nobody reads; effects, inputs and the output stay."""
+    for node in reversed(list(graph.nodes)):
+        if node.op not in ("placeholder", "output") and not node.users and not is_effect(node):
+            graph.erase_node(node)
+
+
+def needed_by(roots: Iterable[fx.Node]) -> set[fx.Node]:
+    """`roots` and all that they are computed from."""
+    needed: set[fx.Node] = set()
+    stack = list(roots)
+    while stack:
+        node = stack.pop()
+        if node not in needed:
+            needed.add(node)
+            stack += node.all_input_nodes
+    return needed
+
+
+def reached_from(roots: Iterable[fx.Node], graph: fx.Graph) -> set[fx.Node]:
+    """`roots` and all that is computed from them."""
+    reached = set(roots)
+    for node in graph.nodes:
+        if any(source in reached for source in node.all_input_nodes):
+            reached.add(node)
+    return reached

@@ -1,0 +1,52 @@
+"""Invariants of a graph, checked after every pass."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from stator.errors import VerifyError
+from stator.torch_api import is_mutable_op
+
+
+def verify(graph: fx.Graph, after: str) -> None:
+    """Raise VerifyError, naming the pass `after` which the graph is broken."""
+    try:
+        graph.lint()
+    except (RuntimeError, AssertionError, ValueError) as error:
+        raise VerifyError(after, f"the graph is malformed: {error}") from error
+    for node in graph.nodes:
+        if node.op == "call_function" and (reason := why_not_functional(node)):
+            raise VerifyError(after, f"{node.name}: {reason}", where=user_line(node))
+
+
+def why_not_functional(node: fx.Node) -> str | None:
+    """None unless the node writes to a value that others may read."""
+    target = node.target
+    if not is_mutable_op(target) or is_input_update(node):
+        return None
+    if target.namespace != "aten":  # custom operators say what they mutate, and mean it
+        return None
+    return f"{target} mutates its argument"
+
+
+def is_input_update(node: fx.Node) -> bool:
+    """Whether the node writes the new value of an input back into it."""
+    return (
+        node.target is torch.ops.aten.copy_.default
+        and isinstance(node.args[0], fx.Node)
+        and node.args[0].op == "placeholder"
+    )
+
+
+def user_line(node: fx.Node) -> str | None:
+    """`file:line` of the user's code that the node came from."""
+    trace = node.meta.get("stack_trace")
+    if not trace:
+        return None
+    frames = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
+    if not frames:
+        return None
+    parts = frames[-1].split(",")
+    file = parts[0].removeprefix("File ").strip('"')
+    return f"{file}:{parts[1].strip().removeprefix('line ')}" if len(parts) > 1 else file

@@ -1,0 +1,50 @@
+"""The whole compiler on one page: stages and pass lists, in order.
+
+1 trace        aot/trace      one functional graph: forward, then backward if something needs it
+2 partition    aot/partition  cut it in two; the backward starts from what the forward saved
+3 POST_GRAD    passes/        rewrites of each half; the backward's when it is first needed
+4 plan         runtime/plan   straight line of calls, every value freed behind its last reader
+5 executor     runtime/python one Python function
+6 wrappers     aot/wrappers   mutations written back, views made again, gradients connected
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from torch import fx
+
+from stator.aot.compile import Tools
+from stator.core.events import Compilation
+from stator.core.fuel import Fuel
+from stator.core.torch_types import Boxed
+from stator.graph.run import Ctx, GraphPass, dump_graph, run_passes
+from stator.options import Options
+from stator.passes.post_grad.drop_noop_views import drop_noop_views
+from stator.runtime.plan import make_plan
+from stator.runtime.python import load_plan
+
+POST_GRAD: Final[tuple[GraphPass, ...]] = (
+    drop_noop_views,  # functionalization and autograd leave many behind
+)
+
+
+def make_tools(options: Options, record: Compilation) -> Tools:
+    """The compiler, set up for one compilation."""
+    ctx = Ctx(options, Fuel(options.fuel), record)
+
+    def compile_graph(module: fx.GraphModule, name: str) -> Boxed:
+        return compile_half(module, name, ctx)
+
+    return Tools(ctx, compile_graph)
+
+
+def compile_half(module: fx.GraphModule, name: str, ctx: Ctx) -> Boxed:
+    """From a forward or backward graph to a function that runs it."""
+    run_passes(POST_GRAD, module.graph, ctx, name)
+    dump_graph(module.graph, ctx, name)
+    with ctx.record.stage(f"{name}/plan", len(module.graph.nodes)) as progress:
+        plan = make_plan(module)
+        progress.nodes = len(plan.steps)
+    with ctx.record.stage(f"{name}/executor", len(plan.steps)):
+        return load_plan(plan, name)

@@ -1,0 +1,110 @@
+"""The plan: what to run, in order, and which values die where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from torch import fx
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Call an operator.  Text form: `mm = aten.mm.default(x, w)`."""
+
+    name: str
+    target: Any
+    args: tuple[Any, ...]  # nodes stand for values
+    kwargs: dict[str, Any]
+
+    def __str__(self) -> str:
+        given = [str(arg) for arg in self.args] + [f"{k}={v}" for k, v in self.kwargs.items()]
+        return f"{self.name} = {self.target}({', '.join(given)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """Name an object that the graph holds.  Text form: `w = constant weight`."""
+
+    name: str
+    value: Any
+
+    def __str__(self) -> str:
+        return f"{self.name} = constant {type(self.value).__name__}"
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """Forget values.  Text form: `free a, b`."""
+
+    names: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"free {', '.join(self.names)}"
+
+
+Step: TypeAlias = Call | Constant | Free
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A graph as a straight line of steps."""
+
+    inputs: tuple[str, ...]
+    steps: tuple[Step, ...]
+    outputs: Any  # tuple of nodes and constants
+
+    def __str__(self) -> str:
+        body = "".join(f"  {step}\n" for step in self.steps)
+        return f"plan({', '.join(self.inputs)})\n{body}  return {self.outputs}"
+
+
+def make_plan(module: fx.GraphModule) -> Plan:
+    """Order of the graph, with every value freed behind its last reader."""
+    graph = module.graph
+    (output,) = graph.find_nodes(op="output")
+    placeholders = graph.find_nodes(op="placeholder")
+    dying = _last_reads(graph, output)
+    steps: list[Step] = []
+    unread = tuple(node.name for node in placeholders if not node.users)
+    if unread:
+        steps.append(Free(unread))
+    for node in graph.nodes:
+        if node.op == "get_attr":
+            steps.append(Constant(node.name, _attribute(module, str(node.target))))
+        elif node.op == "call_function":
+            steps.append(Call(node.name, node.target, node.args, dict(node.kwargs)))
+        else:
+            continue
+        dead = [source.name for source in dying.get(node, ())]
+        if not node.users:
+            dead.append(node.name)
+        if dead:
+            steps.append(Free(tuple(dead)))
+    return Plan(tuple(node.name for node in placeholders), tuple(steps), output.args[0])
+
+
+def _last_reads(graph: fx.Graph, output: fx.Node) -> dict[fx.Node, list[fx.Node]]:
+    """For each node, the values that nobody reads after it."""
+    last: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        for source in node.all_input_nodes:
+            last[source] = node
+    dying: dict[fx.Node, list[fx.Node]] = {}
+    for source, node in last.items():
+        if node is not output:
+            dying.setdefault(node, []).append(source)
+    return dying
+
+
+def _attribute(module: fx.GraphModule, path: str) -> Any:
+    value: Any = module
+    for name in path.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def calls(plan: Plan) -> Iterator[Call]:
+    """Every operator call, in order."""
+    return (step for step in plan.steps if isinstance(step, Call))

@@ -1,0 +1,59 @@
+"""The Python executor: a plan as one readable Python function."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from torch import fx
+
+from stator.core.source import Source
+from stator.core.torch_types import Boxed
+from stator.runtime.plan import Call, Constant, Free, Plan
+from stator.torch_api import entry_of
+
+
+def load_plan(plan: Plan, label: str) -> Boxed:
+    """A function that runs `plan`."""
+    source = Source()
+    source.add("def run(args):", 0)
+    if plan.inputs:
+        source.add(f"{', '.join(plan.inputs)}, = args")
+        source.add("args.clear()")
+    for step in plan.steps:
+        match step:
+            case Call():
+                source.add(f"{step.name} = {_call(source, step)}")
+            case Constant():
+                source.add(f"{step.name} = {source.bind(step.value, 'constant')}")
+            case Free():
+                source.add(f"del {', '.join(step.names)}")
+    source.add(f"return {_value(source, tuple(plan.outputs))}")
+    run: Boxed = source.load(label)["run"]
+    return run
+
+
+def _call(source: Source, call: Call) -> str:
+    if call.target is operator.getitem:
+        return f"{_value(source, call.args[0])}[{_value(source, call.args[1])}]"
+    given = [_value(source, arg) for arg in call.args]
+    given += [f"{name}={_value(source, value)}" for name, value in call.kwargs.items()]
+    hint = str(getattr(call.target, "__name__", "call")).replace(".", "_").replace("<lambda>", "f")
+    return f"{source.bind(entry_of(call.target), hint)}({', '.join(given)})"
+
+
+def _value(source: Source, value: Any) -> str:
+    """An expression for an argument: names for nodes, literals for the rest."""
+    if isinstance(value, fx.Node):
+        return str(value.name)
+    if isinstance(value, list):
+        return "[" + ", ".join(_value(source, item) for item in value) + "]"
+    if isinstance(value, tuple):
+        return "(" + "".join(_value(source, item) + ", " for item in value) + ")"
+    if isinstance(value, dict):
+        items = (f"{source.literal(key)}: {_value(source, item)}" for key, item in value.items())
+        return "{" + ", ".join(items) + "}"
+    if isinstance(value, slice):
+        parts = (_value(source, part) for part in (value.start, value.stop, value.step))
+        return f"slice({', '.join(parts)})"
+    return source.literal(value)

@@ -1,0 +1,257 @@
+"""The only module that uses private torch names.
+
+Every name is listed under the versions that have it; the rest of the package imports it from here,
+so that a new torch release is one file to read.  All of them are present in torch 2.11 to 2.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, Final
+
+import torch
+import torch.utils._pytree as pytree
+from torch._guards import TracingContext, detect_fake_mode
+from torch._higher_order_ops.effects import with_effects
+from torch._ops import HigherOrderOperator, OpOverload
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.functional_tensor import (
+    FunctionalTensor,
+    FunctionalTensorMode,
+    disable_functional_mode,
+)
+from torch.fx.experimental.proxy_tensor import (
+    disable_proxy_modes_tracing,
+    get_proxy_mode,
+    make_fx,
+    track_tensor_tree,
+)
+from torch.fx.experimental.symbolic_shapes import PropagateUnbackedSymInts, ShapeEnv
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import (
+    is_traceable_wrapper_subclass,
+    transform_subclass,
+)
+
+__all__ = [
+    "BELOW_AUTOGRAD",
+    "FakeTensor",
+    "FakeTensorMode",
+    "FunctionalTensor",
+    "FunctionalTensorMode",
+    "HigherOrderOperator",
+    "OpOverload",
+    "PropagateUnbackedSymInts",
+    "ShapeEnv",
+    "StorageWeakRef",
+    "TracingContext",
+    "below_autograd",
+    "detect_fake_mode",
+    "disable_functional_mode",
+    "disable_proxy_modes_tracing",
+    "get_proxy_mode",
+    "is_traceable_wrapper_subclass",
+    "make_fx",
+    "pytree",
+    "track_tensor_tree",
+    "transform_subclass",
+    "with_effects",
+]
+
+_Key = torch._C.DispatchKey
+_KeySet = torch._C.DispatchKeySet
+
+# A compiled graph has autograd, version counters, view tracking and autocast behind it already: its
+# operators start at the device's kernels.
+BELOW_AUTOGRAD: Final[Any] = (
+    _KeySet(_Key.AutogradCPU)  # stands for autograd of every backend
+    | _KeySet(_Key.AutogradOther)
+    | _KeySet(_Key.AutogradNestedTensor)
+    | _KeySet(_Key.ADInplaceOrView)
+    | _KeySet(_Key.AutocastCPU)
+    | _KeySet(_Key.AutocastCUDA)
+)
+below_autograd: Final[Any] = torch._C._ExcludeDispatchKeyGuard
+
+SYMBOLIC_TYPES: Final[tuple[type, ...]] = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def keeps_graph() -> bool:
+    """Whether the backward pass that is running was asked to keep its graph."""
+    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+
+
+@contextmanager
+def autocast_cache_off() -> Iterator[None]:
+    """Keep autocast from remembering casts of fake tensors."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
+
+
+def autocast_off() -> Any:
+    """A context in which no autocast applies."""
+    return torch._C._DisableAutocast()
+
+
+def preserve_version(tensor: torch.Tensor) -> Any:
+    """A context in which mutations of `tensor` leave its version counter alone."""
+    return torch.autograd._unsafe_preserve_version_counter(tensor)
+
+
+def to_functional(value: Any) -> Any:
+    """Wrap a tensor so that functionalization sees its mutations; subclasses from the inside."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    if is_traceable_wrapper_subclass(value):
+        return transform_subclass(value, lambda _, inner: to_functional(inner))
+    return FunctionalTensor.to_functional(value)
+
+
+def from_functional(value: Any) -> Any:
+    """The plain tensor that holds the present value of a functional one."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    if is_traceable_wrapper_subclass(value):
+        return transform_subclass(value, lambda _, inner: from_functional(inner))
+    if not isinstance(value, FunctionalTensor):
+        return value
+    torch._sync(value)
+    return torch._from_functional_tensor(value.elem)
+
+
+def _inner(value: torch.Tensor) -> list[Any]:
+    if is_traceable_wrapper_subclass(value):
+        attributes, _ = value.__tensor_flatten__()
+        return [leaf for name in attributes for leaf in _inner(getattr(value, name))]
+    return [value.elem] if isinstance(value, FunctionalTensor) else []
+
+
+def has_data_mutation(value: torch.Tensor) -> bool:
+    """Whether some in-place operator wrote to the data."""
+    return any(torch._functionalize_has_data_mutation(t) for t in _inner(value))
+
+
+def has_metadata_mutation(value: torch.Tensor) -> bool:
+    """Whether some in-place view changed size, stride or offset (it may have been undone)."""
+    return any(torch._functionalize_has_metadata_mutation(t) for t in _inner(value))
+
+
+def was_storage_changed(value: torch.Tensor) -> bool:
+    """Whether `set_` gave the tensor another storage."""
+    return any(torch._functionalize_was_storage_changed(t) for t in _inner(value))
+
+
+def was_storage_resized(value: torch.Tensor) -> bool:
+    """Whether `untyped_storage().resize_()` was called on it."""
+    return any(torch._functionalize_was_inductor_storage_resized(t) for t in _inner(value))
+
+
+def are_mutations_hidden(value: torch.Tensor) -> bool:
+    """Whether autograd saw none of the mutations (`.data`, `detach().add_()`)."""
+    return all(
+        torch._functionalize_are_all_mutations_hidden_from_autograd(t) for t in _inner(value)
+    )
+
+
+def are_mutations_under_no_grad(value: torch.Tensor) -> bool:
+    """Whether all mutations happened under `no_grad` or inference mode."""
+    return all(
+        torch._functionalize_are_all_mutations_under_no_grad_or_inference_mode(t)
+        for t in _inner(value)
+    )
+
+
+def storage_of(value: Any) -> Any:
+    """An identity for the memory behind a tensor, or None where there is none."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return None
+    return StorageWeakRef(value.untyped_storage())
+
+
+def view_base(value: torch.Tensor) -> torch.Tensor | None:
+    """The tensor that autograd takes `value` for a view of."""
+    return value._base
+
+
+def version_of(value: torch.Tensor) -> int:
+    """How often the tensor was written in place.  Inference tensors do not count."""
+    return 0 if value.is_inference() else int(value._version)
+
+
+def is_view_op(target: Any) -> bool:
+    """Whether `target` is an operator whose result shares memory with its first argument."""
+    return isinstance(target, OpOverload) and bool(target.is_view)
+
+
+def is_mutable_op(target: Any) -> bool:
+    """Whether `target` is an operator that writes to an argument."""
+    return isinstance(target, OpOverload) and bool(target._schema.is_mutable)
+
+
+def is_random_op(target: Any) -> bool:
+    """Whether `target` draws random numbers."""
+    return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+
+
+def returns_of(target: Any) -> int:
+    """How many values the operator returns."""
+    return len(target._schema.returns) if isinstance(target, OpOverload) else 1
+
+
+def python_dispatcher(wanted: bool) -> Any:
+    """A context in which symbolic sizes reach Python implementations of operators."""
+    from torch._dispatch.python import enable_python_dispatcher
+
+    return enable_python_dispatcher() if wanted else nullcontext()
+
+
+def entry_of(target: Any) -> Any:
+    """The function behind an operator, without the Python layer of its overload object."""
+    return target._op if isinstance(target, OpOverload) else target
+
+
+def autocast_state() -> tuple[Any, ...]:
+    """Which autocast applies here, for each device."""
+    return tuple(
+        (device, torch.get_autocast_dtype(device))
+        for device in ("cpu", "cuda")
+        if torch.is_autocast_enabled(device)
+    )
+
+
+def fake_inputs(module: Any, inputs: Any) -> tuple[list[Any], FakeTensorMode]:
+    """Fake twins of a captured graph's inputs, with the sizes that Dynamo chose to be symbolic."""
+    context = TracingContext.try_get()
+    mode = context.fake_mode if context is not None else None
+    mode = mode or detect_fake_mode(inputs) or FakeTensorMode(shape_env=ShapeEnv())
+    fakes = []
+    for value in inputs:
+        if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
+            fakes.append(value)
+            continue
+        source = symbolic = None
+        if context is not None and value in context.tensor_to_context:
+            symbolic = context.tensor_to_context[value]
+            source = symbolic.tensor_source
+        fakes.append(
+            mode.from_tensor(
+                value, static_shapes=symbolic is None, symbolic_context=symbolic, source=source
+            )
+        )
+    return fakes, mode
+
+
+def detached(value: Any) -> Any:
+    """A fake tensor without autograd history; a number that Dynamo took out of it stays known."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    twin = value.detach()
+    memo = getattr(value, "item_memo", None)
+    if memo is not None:
+        twin.item_memo = memo
+    return twin
