@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,8 +14,9 @@ from stator.aot.compile import compile_flat
 from stator.core.events import Compilation, start_compilation
 from stator.errors import CompileError, StatorError, StatorWarning
 from stator.graph.capture import attribute_tensors, graph_runner
+from stator.graph.run import run_passes
 from stator.options import Options, read_options
-from stator.pipeline import make_tools
+from stator.pipeline import PRE_GRAD, make_tools
 from stator.torch_api import fake_inputs
 
 TORCH_COMPILE_KEYWORDS = ("dynamic", "fullgraph", "disable")
@@ -65,9 +67,10 @@ def _compile(
     fakes, mode = fake_inputs(module, inputs)
     lifted = attribute_tensors(module)
     fakes += [mode.from_tensor(tensor) for tensor in lifted.values()]
-    call = compile_flat(
-        graph_runner(module, list(lifted)), fakes, mode, make_tools(options, record)
-    )
+    tools = make_tools(options, record)
+    module = fx.GraphModule(module, copy.copy(module.graph), "Captured")  # Dynamo keeps its own
+    run_passes(PRE_GRAD, module.graph, tools.ctx, "captured")
+    call = compile_flat(graph_runner(module, list(lifted)), fakes, mode, tools)
     if not lifted:
         return call
     constants = tuple(lifted.values())

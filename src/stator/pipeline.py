@@ -1,5 +1,6 @@
 """The whole compiler on one page: stages and pass lists, in order.
 
+0 PRE_GRAD     passes/        rewrites of the torch-level graph that Dynamo captured
 1 trace        aot/trace      one functional graph: forward, then backward if something needs it
 2 partition    aot/partition  cut it in two; the backward starts from what the forward saved
 3 POST_GRAD    passes/        rewrites of each half; the backward's when it is first needed
@@ -21,8 +22,13 @@ from stator.core.torch_types import Boxed
 from stator.graph.run import Ctx, GraphPass, dump_graph, run_passes
 from stator.options import Options
 from stator.passes.post_grad.drop_noop_views import drop_noop_views
+from stator.passes.pre_grad.settle_dropout import settle_dropout
 from stator.runtime.plan import make_plan
 from stator.runtime.python import load_plan
+
+PRE_GRAD: Final[tuple[GraphPass, ...]] = (
+    settle_dropout,  # the one place where its torch function is still whole
+)
 
 POST_GRAD: Final[tuple[GraphPass, ...]] = (
     drop_noop_views,  # functionalization and autograd leave many behind

@@ -152,17 +152,9 @@ def was_storage_resized(value: torch.Tensor) -> bool:
 
 
 def are_mutations_hidden(value: torch.Tensor) -> bool:
-    """Whether autograd saw none of the mutations (`.data`, `detach().add_()`)."""
+    """Whether autograd saw none of the mutations (`.data`)."""
     return all(
         torch._functionalize_are_all_mutations_hidden_from_autograd(t) for t in _inner(value)
-    )
-
-
-def are_mutations_under_no_grad(value: torch.Tensor) -> bool:
-    """Whether all mutations happened under `no_grad` or inference mode."""
-    return all(
-        torch._functionalize_are_all_mutations_under_no_grad_or_inference_mode(t)
-        for t in _inner(value)
     )
 
 
@@ -255,3 +247,18 @@ def detached(value: Any) -> Any:
     if memo is not None:
         twin.item_memo = memo
     return twin
+
+
+@contextmanager
+def saved_tensor_hooks_off() -> Iterator[None]:
+    """Keep hooks of the user's (or of checkpointing) away from fake tensors."""
+    before = torch._C._autograd._saved_tensors_hooks_set_tracing(True)
+    try:
+        yield
+    finally:
+        torch._C._autograd._saved_tensors_hooks_set_tracing(before)
+
+
+def is_dense(value: torch.Tensor) -> bool:
+    """Whether the elements fill a stretch of memory, each in a place of its own."""
+    return bool(torch.ops.aten.is_non_overlapping_and_dense.default(value))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -33,10 +34,7 @@ def overlapping_groups(values: Sequence[Any]) -> list[list[int]]:
 
 def _touch(tensors: list[torch.Tensor]) -> bool:
     spans = sorted(_span(tensor) for tensor in tensors if tensor.numel())
-    return any(
-        start < end and not _interleave(tensors)
-        for (_, end), (start, _) in zip(spans, spans[1:], strict=False)
-    )
+    return any(start < end and not _interleave(tensors) for (_, end), (start, _) in pairwise(spans))
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
@@ -79,6 +77,7 @@ class Merged:
     function: Flat
     groups: list[list[int]]
     places: dict[int, Geometry]  # where each merged input lies in its base
+    dtypes: dict[int, torch.dtype]
     count: int  # inputs of the program before merging
     same: dict[int, int] = field(default_factory=dict)  # output -> merged input it is
 
@@ -92,7 +91,8 @@ class Merged:
             for group in groups
             for i in group
         }
-        return Merged(function, groups, places, len(values))
+        dtypes = {i: values[i].dtype for i in places}
+        return Merged(function, groups, places, dtypes, len(values))
 
     def pack(self, values: Sequence[Any]) -> list[Any]:
         """Arguments of the merged program: the bases, then all other inputs."""
@@ -105,8 +105,9 @@ class Merged:
         members: dict[int, Any] = {}
         for base, group in zip(packed, self.groups, strict=False):
             for i in group:
-                place = self.places[i]
-                members[i] = base.as_strided(place.size, place.stride, place.offset)
+                place, dtype = self.places[i], self.dtypes[i]
+                whole = base if base.dtype == dtype else _reinterpreted(base, dtype)
+                members[i] = whole.as_strided(place.size, place.stride, place.offset)
         rest = iter(packed[len(self.groups) :])
         arguments = [members[i] if i in members else next(rest) for i in range(self.count)]
         outputs = list(self.function(*arguments))
@@ -134,13 +135,23 @@ def _moved(member: torch.Tensor, place: Geometry) -> bool:
 def _base_of(members: list[torch.Tensor]) -> torch.Tensor:
     """The tensor that all members are views of."""
     first = members[0]
-    if any(member.dtype != first.dtype for member in members):
-        raise Unsupported("trace", "inputs of different types share memory and are written to")
     if any(member.requires_grad for member in members):
-        bases = {id(b): b for m in members for b in [view_base(m) if m._is_view() else m]}
-        if len(bases) > 1 or None in bases.values():
+        bases = {id(b): b for b in (_root(member) for member in members)}
+        if len(bases) > 1:
             raise Unsupported("trace", "inputs share memory and need grad, but not one base")
         return next(iter(bases.values()))
     length = first.untyped_storage().nbytes() // first.itemsize
     with torch.no_grad():
-        return first.as_strided((length,), (1,), 0)
+        flat = first.as_strided((length,), (1,), 0)
+        mixed = any(member.dtype != first.dtype for member in members)
+        return flat.view(torch.uint8) if mixed else flat
+
+
+def _root(tensor: torch.Tensor) -> torch.Tensor:
+    base = view_base(tensor)
+    return tensor if base is None else base
+
+
+def _reinterpreted(base: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The bytes of `base` as elements of another type, less those that make no whole element."""
+    return base[: base.size(0) // dtype.itemsize * dtype.itemsize].view(dtype)

@@ -73,7 +73,7 @@ def _compile(
     if halves.backward is None:
         graph = tools.compile_graph(halves.forward, "forward")
         return inference_call(traced.program, graph), traced.program
-    call = training_function(traced, halves, tools.compile_graph, tools.specialize)
+    call = training_function(function, traced, halves, tools.compile_graph, tools.specialize)
     return call, traced.program
 
 

@@ -1,8 +1,8 @@
 """A training program as a torch.autograd.Function, differentiable as often as asked.
 
 The first derivative runs the compiled backward graph on saved values.  Where its result must be
-differentiable itself (`create_graph=True`), the gradients are computed from the primals instead: the
-joint graph, less its forward values, is a program like any other, and is compiled on demand.
+differentiable itself (`create_graph=True`), the gradients are computed from the primals instead:
+that computation is a program like any other (see higher.py), and is compiled on demand.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ from typing import Any
 import torch
 from torch import fx
 
-from stator.aot.metadata import Mutation, Program, TangentPlan
+from stator.aot.higher import GradientProgram, by_input, settled
+from stator.aot.metadata import InputFact, Mutation, Program, TangentPlan
 from stator.aot.partition.split import Kept, Split
 from stator.aot.partition.undefined import mark_tangents, without_tangents
-from stator.aot.subclasses import Plain, put_together, take_apart, tensor_count, tensor_parts, width
+from stator.aot.subclasses import tensor_count, tensor_parts, width
 from stator.aot.trace import Traced
 from stator.aot.wrappers import Call, Writer, training_call
 from stator.core.torch_types import Boxed, Flat
-from stator.graph.edit import drop_unread, needed_by
+from stator.graph.edit import needed_by
 from stator.torch_api import (
     BELOW_AUTOGRAD,
+    autocast_state,
     below_autograd,
     keeps_graph,
     version_of,
@@ -35,25 +37,25 @@ Specialize = Callable[[Flat], Flat]  # a program that is compiled for each new k
 
 
 def training_function(
-    traced: Traced, halves: Split, compile_graph: CompileGraph, specialize: Specialize
+    function: Flat,
+    traced: Traced,
+    halves: Split,
+    compile_graph: CompileGraph,
+    specialize: Specialize,
 ) -> Call:
     """A function from the program's inputs to its outputs, with the compiled backward behind it."""
     program = traced.program
     needed = _inputs_behind(traced)
-    cloned = [
-        i
-        for i in needed
-        if program.inputs[i].requires_grad
-        and program.inputs[i].mutation in (Mutation.COPY, Mutation.COPY_AND_METADATA)
-    ]
+    cloned = [i for i in needed if _is_copied(program.inputs[i])]
     forward = _write_forward(traced, halves, compile_graph(halves.forward, "forward"), needed)
-    backward = _Backward(traced, halves, compile_graph, specialize, needed)
+    gradients = GradientProgram(function, program, autocast_state())
+    backward = _Backward(traced, halves, compile_graph, specialize, gradients, needed)
     methods = {
         "forward": staticmethod(forward),
         "backward": staticmethod(backward.__call__),
     }
-    function: Any = type("Compiled", (torch.autograd.Function,), methods)
-    return training_call(program, function.apply, cloned)
+    compiled: Any = type("Compiled", (torch.autograd.Function,), methods)
+    return training_call(program, compiled.apply, cloned)
 
 
 def _inputs_behind(traced: Traced) -> list[int]:
@@ -85,7 +87,7 @@ def _write_forward(traced: Traced, halves: Split, graph: Boxed, needed: list[int
     numbers = [names[s.kept][s.index] for s in halves.saved if not s.is_tensor]
     source.add(f"ctx.save_for_backward({', '.join(tensors)})")
     source.add(f"ctx.numbers = ({''.join(number + ', ' for number in numbers)})")
-    _keep_primals(source, needed)
+    _keep_primals(source, program, needed)
     writer.rebuild_values()
     _keep_sizes(source, program)
     plain = [i for i, v in enumerate(program.values) if not v.differentiable]
@@ -97,20 +99,28 @@ def _write_forward(traced: Traced, halves: Split, graph: Boxed, needed: list[int
     return writer.load("forward")
 
 
-def _keep_primals(source: Any, needed: list[int]) -> None:
-    """Primals for higher derivatives, with the version they have now."""
-    source.add(f"ctx.primals = {{{', '.join(f'{i}: x{i}' for i in needed)}}} | clones")
+def _keep_primals(source: Any, program: Program, needed: list[int]) -> None:
+    """Primals for higher derivatives; those that gradients depend on, with their version now."""
+    primals = [
+        f"clones.get({i}, x{i})" if _is_copied(fact) else f"x{i}"
+        for i, fact in enumerate(program.inputs)
+    ]
+    source.add(f"ctx.primals = ({''.join(name + ', ' for name in primals)})")
     source.names["versions_of"] = _versions
-    source.add("ctx.versions = versions_of(ctx.primals)")
+    source.add(f"ctx.versions = versions_of(({''.join(primals[i] + ', ' for i in needed)}))")
 
 
-def _versions(primals: dict[int, Any]) -> list[int]:
-    return [version_of(value) for value in primals.values() if isinstance(value, torch.Tensor)]
+def _is_copied(fact: InputFact) -> bool:
+    return fact.requires_grad and fact.mutation in (Mutation.COPY, Mutation.COPY_AND_METADATA)
+
+
+def _versions(values: Sequence[Any]) -> list[int]:
+    return [version_of(value) for value in values if isinstance(value, torch.Tensor)]
 
 
 def _keep_sizes(source: Any, program: Program) -> None:
     """Sizes of values whose tangents may have to be zeros of a size known only now."""
-    if any(plan.stride is None for plan in program.tangents):
+    if any(plan.is_symbolic for plan in program.tangents):
         sizes = [f"v{i}.size()" for i, v in enumerate(program.values) if v.differentiable]
         source.add(f"ctx.sizes = ({''.join(size + ', ' for size in sizes)})")
 
@@ -123,6 +133,7 @@ class _Backward:
     halves: Split
     compile_graph: CompileGraph
     specialize: Specialize
+    gradients: GradientProgram
     needed: list[int]
     graphs: dict[tuple[bool, ...], _Loaded] = field(default_factory=dict)
     higher: dict[tuple[bool, ...], Flat] = field(default_factory=dict)
@@ -149,11 +160,11 @@ class _Backward:
             plan, tangent = program.tangents[index], tangents[index]
             if tangent is None:
                 tangent = torch.zeros(ctx.sizes[index], **loaded.like[index])
-            arguments += tensor_parts(_settled(tangent, plan), plan.layout)
+            arguments += tensor_parts(settled(tangent, plan), plan.layout)
         del tangents, given
         with below_autograd(BELOW_AUTOGRAD):
             grads = loaded.run(arguments)
-        return (None, *_by_input(program, grads))
+        return (None, *by_input(program, grads))
 
     def _load(self, missing: tuple[bool, ...]) -> _Loaded:
         assert self.halves.backward is not None, "a program with tangents has a backward"
@@ -186,10 +197,10 @@ class _Backward:
                 "Trying to backward through the graph a second time (or directly access saved "
                 "tensors after they have already been freed)."
             )
-        _check_versions(ctx)
+        _check_versions(ctx, self.needed)
         if missing not in self.higher:
-            self.higher[missing] = self.specialize(_GradientProgram(self, missing).run)
-        arguments = [ctx.primals[i] for i in self.needed]
+            self.higher[missing] = self.specialize(self.gradients.without(missing))
+        arguments = [*ctx.primals]
         arguments += [tangent for tangent in tangents if tangent is not None]
         if not self.traced.program.draws_random:
             grads = self.higher[missing](*arguments)
@@ -209,56 +220,6 @@ class _Loaded:
     like: dict[int, dict[str, Any]]
 
 
-class _GradientProgram:
-    """Primals and tangents to gradients, one for each input, as a program of its own."""
-
-    def __init__(self, backward: _Backward, missing: tuple[bool, ...]) -> None:
-        traced = backward.traced
-        self.program = traced.program
-        self.needed = backward.needed
-        self.missing = missing
-        graph = fx.Graph()
-        copies: dict[fx.Node, Any] = {}
-        graph.graph_copy(traced.module.graph, copies)
-        graph.output(tuple(copies[g] if isinstance(g, fx.Node) else None for g in traced.grads))
-        tangents = [copies[node] for node in traced.tangents]
-        mark_tangents(graph, tangents)
-        _prune(graph, _grouped(self.program.tangents, tangents), missing)
-        drop_unread(graph)
-        self.module = fx.GraphModule(traced.module, graph, "Gradients")
-
-    def run(self, *arguments: Any) -> list[Any]:
-        """Gradients by input; None where there is none."""
-        stream = iter(arguments)
-        given = {index: next(stream) for index in self.needed}
-        plain: list[Any] = []
-        for index, fact in enumerate(self.program.inputs):
-            if index in given:
-                plain += take_apart(given[index], fact.layout)
-            else:
-                plain += [None] * width(fact.layout)
-        for plan, absent in zip(self.program.tangents, self.missing, strict=True):
-            if absent:
-                plain += [None] * tensor_count(plan.layout)
-            else:
-                plain += tensor_parts(_settled(next(stream), plan), plan.layout)
-        grads = fx.Interpreter(self.module).run(*plain)
-        return _by_input(self.program, grads)
-
-
-def _by_input(program: Program, grads: Sequence[Any]) -> list[Any]:
-    stream = iter(grads)
-    found: list[Any] = []
-    for layout in program.grads:
-        if layout is None:
-            found.append(None)
-            continue
-        parts = [next(stream) for _ in range(width(layout))]
-        missing = all(part is None for part in parts)
-        found.append(None if missing else put_together(layout, iter(parts)))
-    return found
-
-
 def _grouped(plans: Sequence[TangentPlan], nodes: Sequence[fx.Node]) -> list[list[fx.Node]]:
     """Placeholders by tangent: a subclass has several, its numbers have none."""
     stream = iter(nodes)
@@ -275,23 +236,8 @@ def _is_read(group: list[fx.Node]) -> bool:
     return any(node.users for node in group)
 
 
-def _settled(tangent: torch.Tensor, plan: TangentPlan) -> torch.Tensor:
-    """The tangent, in the memory layout that the backward was traced with."""
-    if plan.stride is not None and tangent.stride() == plan.stride:
-        return tangent
-    if not isinstance(plan.layout, Plain):
-        return tangent
-    if plan.stride is None:
-        format_ = torch.channels_last if plan.channels_last else torch.contiguous_format
-        return tangent.contiguous(memory_format=format_)
-    fresh = torch.empty_strided(
-        tangent.size(), plan.stride, dtype=tangent.dtype, device=tangent.device
-    )
-    return fresh.copy_(tangent)
-
-
-def _check_versions(ctx: Any) -> None:
-    now = _versions(ctx.primals)
+def _check_versions(ctx: Any, needed: Sequence[int]) -> None:
+    now = _versions([ctx.primals[i] for i in needed])
     if now != ctx.versions:
         raise RuntimeError(
             "one of the variables needed for gradient computation has been modified by an inplace "

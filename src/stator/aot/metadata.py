@@ -29,7 +29,7 @@ class InputFact:
     requires_grad: bool = False
     is_leaf: bool = True
     mutation: Mutation = Mutation.NONE
-    hidden: bool = False  # mutated behind autograd's back: the version counter stays
+    bumps: bool = False  # the version counter moves; behind autograd's back it does not
 
     @property
     def is_returned(self) -> bool:
@@ -66,15 +66,18 @@ class ValueFact:
     layout: Layout
     differentiable: bool  # has a tangent
     of_input: int | None = None  # the input of which this is the new value
+    of_output: int | None = None  # the output that this is, or the base of
+    is_base: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class TangentPlan:
-    """How the tangent of a value must lie in memory; None where a size is symbolic."""
+    """How the tangent of a value must lie in memory; a stride of None: by memory format."""
 
     layout: Layout
     stride: tuple[int, ...] | None
     channels_last: bool
+    is_symbolic: bool = False  # some size is known only at run time
 
 
 @dataclass(frozen=True, slots=True)

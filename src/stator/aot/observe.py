@@ -18,11 +18,11 @@ from stator.torch_api import (
     SYMBOLIC_TYPES,
     FunctionalTensor,
     are_mutations_hidden,
-    are_mutations_under_no_grad,
     from_functional,
     has_data_mutation,
     has_metadata_mutation,
     storage_of,
+    version_of,
     view_base,
     was_storage_changed,
     was_storage_resized,
@@ -36,6 +36,8 @@ class Returned:
     tensor: Any  # functional tensor, subclass of such, or symbolic number
     differentiable: bool
     of_input: int | None = None
+    of_output: int | None = None
+    is_base: bool = False
 
 
 @dataclass(slots=True)
@@ -43,31 +45,44 @@ class Observed:
     """The forward, as seen from outside."""
 
     mutations: list[Mutation] = field(default_factory=list)
-    hidden: list[bool] = field(default_factory=list)
+    bumps: list[bool] = field(default_factory=list)  # whether the version counter moves
     outputs: list[OutputFact] = field(default_factory=list)
     values: list[Returned] = field(default_factory=list)
     bases: dict[int, torch.Tensor] = field(default_factory=dict)  # output -> base of its view
+    without_history: set[int] = field(default_factory=set)  # outputs that have no grad_fn
 
 
-def observe(inputs: Sequence[Any], before: Sequence[Any], outputs: Sequence[Any]) -> Observed:
-    """Sort `outputs` by source, given the program's inputs now and plain copies from `before`."""
+@dataclass(frozen=True, slots=True)
+class Before:
+    """An input as it was when the program began."""
+
+    plain: Any
+    history: Any  # its grad_fn
+    version: int
+
+    @staticmethod
+    def of(value: Any, plain: Any) -> Before:
+        """Remember `value`, whose recorded twin is `plain`."""
+        if not isinstance(value, torch.Tensor):
+            return Before(plain, None, 0)
+        return Before(plain, value.grad_fn, version_of(value))
+
+
+def observe(inputs: Sequence[Any], before: Sequence[Before], outputs: Sequence[Any]) -> Observed:
+    """Sort `outputs` by source, given the program's inputs now and `before`."""
     seen = Observed()
-    grad = torch.is_grad_enabled()
     for index, (value, old) in enumerate(zip(inputs, before, strict=True)):
-        mutation = _mutation(value, old, grad)
-        hidden = mutation is not Mutation.NONE and are_mutations_hidden(value)
+        mutation = _mutation(value, old)
         seen.mutations.append(mutation)
-        seen.hidden.append(hidden)
+        seen.bumps.append(mutation is not Mutation.NONE and _bumps(value, old, mutation))
         if mutation not in (Mutation.NONE, Mutation.IN_GRAPH):
             tracked = mutation in (Mutation.COPY, Mutation.COPY_AND_METADATA)
-            seen.values.append(
-                Returned(value, tracked and value.requires_grad and _has_history(value), index)
-            )
+            seen.values.append(Returned(value, tracked and _has_history(value), index))
     _Sorter(seen, inputs, outputs).sort()
     return seen
 
 
-def _mutation(value: Any, before: Any, grad: bool) -> Mutation:
+def _mutation(value: Any, before: Before) -> Mutation:
     if not isinstance(value, torch.Tensor):
         return Mutation.NONE
     if was_storage_resized(value):
@@ -75,14 +90,21 @@ def _mutation(value: Any, before: Any, grad: bool) -> Mutation:
     data = has_data_mutation(value)
     if isinstance(value, FunctionalTensor):
         now = from_functional(value)
-        if was_storage_changed(value) and storage_of(now) != storage_of(before):
+        if was_storage_changed(value) and storage_of(now) != storage_of(before.plain):
             return Mutation.STORAGE
-        if has_metadata_mutation(value) and _geometry(now) != _geometry(before):
+        if has_metadata_mutation(value) and _geometry(now) != _geometry(before.plain):
             return Mutation.COPY_AND_METADATA if data else Mutation.METADATA
     if not data:
         return Mutation.NONE
-    unseen = are_mutations_hidden(value) or are_mutations_under_no_grad(value)
-    return Mutation.COPY if grad and value.requires_grad and not unseen else Mutation.IN_GRAPH
+    # Autograd knows of a write if and only if it changed the history.
+    return Mutation.IN_GRAPH if value.grad_fn is before.history else Mutation.COPY
+
+
+def _bumps(value: torch.Tensor, before: Before, mutation: Mutation) -> bool:
+    """Whether eager moves the version counter.  Lists (`_foreach_…`) do so below this level."""
+    if version_of(value) != before.version:
+        return True
+    return mutation is Mutation.IN_GRAPH and not are_mutations_hidden(value)
 
 
 def _geometry(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -122,13 +144,12 @@ class _Sorter:
         for index, fact in enumerate(plan):
             if fact.source is Source.GRAPH:
                 plan[index] = OutputFact(
-                    Source.GRAPH, self._returned(self.outputs[index]), fact.requires_grad
+                    Source.GRAPH, self._returned(self.outputs[index], index), fact.requires_grad
                 )
         for index, base in self.seen.bases.items():
             if plan[index].source is Source.VIEW_OF_VALUE:
-                plan[index] = OutputFact(
-                    Source.VIEW_OF_VALUE, self._returned(base), plan[index].requires_grad
-                )
+                value = self._returned(base, index, is_base=True)
+                plan[index] = OutputFact(Source.VIEW_OF_VALUE, value, plan[index].requires_grad)
         self.seen.outputs[:] = plan
 
     def _source(self, index: int) -> OutputFact:
@@ -153,6 +174,8 @@ class _Sorter:
             output.grad_fn, torch.autograd.function.BackwardCFunction
         ):  # what a custom function returns has that function's backward: no view has
             return OutputFact(Source.GRAPH, requires_grad=grad)
+        if not _has_history(output):
+            self.seen.without_history.add(index)
         if storage in self.input_storages:
             return OutputFact(Source.VIEW_OF_INPUT, self.input_storages[storage], grad)
         group = self.sharing[storage]
@@ -174,12 +197,10 @@ class _Sorter:
         tracked = [member for member in members if member.requires_grad]
         return (tracked or members)[0]
 
-    def _returned(self, tensor: Any) -> int:
+    def _returned(self, tensor: Any, output: int, *, is_base: bool = False) -> int:
         """Index of the value that is `tensor`, added if need be."""
         if id(tensor) not in self.value_of:
             self.value_of[id(tensor)] = len(self.seen.values)
-            differentiable = (
-                isinstance(tensor, torch.Tensor) and tensor.requires_grad and _has_history(tensor)
-            )
-            self.seen.values.append(Returned(tensor, differentiable))
+            differentiable = isinstance(tensor, torch.Tensor) and _has_history(tensor)
+            self.seen.values.append(Returned(tensor, differentiable, None, output, is_base))
         return self.value_of[id(tensor)]

@@ -25,8 +25,8 @@ from stator.aot.metadata import (
     TangentPlan,
     ValueFact,
 )
-from stator.aot.observe import Observed, observe
-from stator.aot.subclasses import Layout, layout_of, put_together, take_apart, width
+from stator.aot.observe import Before, Observed, observe
+from stator.aot.subclasses import Layout, Plain, layout_of, put_together, take_apart, width
 from stator.aot.tokens import strip_tokens
 from stator.aot.views import View, geometry_between, steps_between
 from stator.core.torch_types import Flat
@@ -40,9 +40,11 @@ from stator.torch_api import (
     disable_proxy_modes_tracing,
     from_functional,
     get_proxy_mode,
+    is_dense,
     is_random_op,
     make_fx,
     python_dispatcher,
+    saved_tensor_hooks_off,
     to_functional,
     track_tensor_tree,
 )
@@ -63,7 +65,7 @@ class Traced:
 
 
 def trace(function: Flat, inputs: Sequence[Any], mode: FakeTensorMode) -> Traced:
-    """Trace `function` on fake `inputs`, with its backward if grad mode is on and something needs it."""
+    """Trace `function` on fake `inputs`, with its backward where grad mode is on and it matters."""
     tracer = _Tracer(function, inputs, mode)
     with ExitStack() as stack:
         for context in (
@@ -72,7 +74,9 @@ def trace(function: Flat, inputs: Sequence[Any], mode: FakeTensorMode) -> Traced
                 torch.is_grad_enabled()
             ),  # restored even if the program changes it
             torch.autograd.set_multithreading_enabled(False),
+            torch.autograd.set_detect_anomaly(False),  # it would look at values
             autocast_cache_off(),
+            saved_tensor_hooks_off(),
             preserve_node_meta(),
             python_dispatcher(mode.shape_env is not None),
             mode,  # the program's own new tensors are fake too
@@ -124,12 +128,14 @@ class _Tracer:
         """Forward and backward on functional tensors; returns plain ones for the recorder."""
         with FunctionalTensorMode(_allow_token_discovery=True):
             entered = self._enter(plain)
+            outer = self._outer(plain)
+            before = [Before.of(*pair) for pair in zip(entered, outer, strict=True)]
             grad_mode = torch.is_grad_enabled()
             outputs = list(self.function(*entered))
             if torch.is_grad_enabled() != grad_mode:
                 self.grad_mode_after = torch.is_grad_enabled()
                 torch.set_grad_enabled(grad_mode)
-            self.seen = observe(entered, self._outer(plain), outputs)
+            self.seen = observe(entered, before, outputs)
             self.forward_end = len(_recorder().graph.nodes)
             values = [
                 part
@@ -185,7 +191,9 @@ class _Tracer:
                 continue
             outputs.append(value.tensor)
             self.tangent_plans.append(_plan_tangent(value.tensor, layout))
-            fresh = [self._tangent(part) for part in parts]
+            fresh = [self._tangent(part) for part in parts if isinstance(part, torch.Tensor)]
+            numbers = [part for part in parts if not isinstance(part, torch.Tensor)]
+            fresh += numbers  # sizes of a subclass are the value's own
             tangents.append(put_together(layout, iter([to_functional(part) for part in fresh])))
         needs = [isinstance(root, torch.Tensor) and root.requires_grad for root in self.roots]
         if not outputs or not any(needs):
@@ -208,12 +216,13 @@ class _Tracer:
 
     def _tangent(self, like: Any) -> Any:
         """A new placeholder with the geometry of `like`."""
-        if not isinstance(like, torch.Tensor):
-            return like
         with disable_functional_mode(), disable_proxy_modes_tracing(), self.mode, torch.no_grad():
-            tangent = torch.empty_strided(
-                like.size(), like.stride(), dtype=like.dtype, device=like.device
-            )
+            if is_dense(like):
+                tangent = torch.empty_strided(
+                    like.size(), like.stride(), dtype=like.dtype, device=like.device
+                )
+            else:
+                tangent = torch.empty(like.size(), dtype=like.dtype, device=like.device)
         recorder = _recorder()
         name = f"tangent_{len(recorder.graph.nodes)}"  # unique: the graph only grows
         proxy = recorder.create_proxy("placeholder", name, (), {}, name=name)
@@ -266,22 +275,31 @@ class _Tracer:
                 requires_grad=isinstance(value, torch.Tensor) and value.requires_grad,
                 is_leaf=not isinstance(value, torch.Tensor) or value.is_leaf,
                 mutation=mutation,
-                hidden=hidden,
+                bumps=bumps,
             )
-            for value, layout, mutation, hidden in zip(
-                self.inputs, self.layouts, self.seen.mutations, self.seen.hidden, strict=True
+            for value, layout, mutation, bumps in zip(
+                self.inputs, self.layouts, self.seen.mutations, self.seen.bumps, strict=True
             )
         )
+        trains = bool(self.tangent_plans)
         facts = [
             ValueFact(
-                layout_of(v.tensor), v.differentiable and bool(self.tangent_plans), v.of_input
+                layout_of(value.tensor),
+                value.differentiable and trains,
+                value.of_input,
+                value.of_output,
+                value.is_base,
             )
-            for v in self.seen.values
+            for value in self.seen.values
         ]
         outputs = list(self.seen.outputs)
         resolver = _ViewResolver(inputs, facts, now, values)
         for index, node in zip(self.view_outputs, views, strict=True):
-            outputs[index] = resolver.resolve(outputs[index], node)
+            fact = resolver.resolve(outputs[index], node)
+            assert fact.view is not None, "resolving gives a view"
+            if fact.requires_grad and index in self.seen.without_history:
+                fact = replace(fact, view=replace(fact.view, no_grad=True))
+            outputs[index] = fact
         return Program(
             inputs,
             tuple(outputs),
@@ -305,13 +323,19 @@ def _plain_with_layout(value: Any) -> tuple[Any, Layout]:
 
 
 def _plan_tangent(value: torch.Tensor, layout: Layout) -> TangentPlan:
-    strides = tuple(value.stride())
-    symbolic = any(isinstance(n, torch.SymInt) for n in (*strides, *value.size()))
+    """Tangents lie as their values do; those of values with gaps or overlaps, contiguous."""
+    if not isinstance(layout, Plain):
+        return TangentPlan(layout, None, channels_last=False)
+    numbers = (*value.size(), *value.stride())
+    symbolic = any(isinstance(n, torch.SymInt) for n in numbers)
+    if not is_dense(value):
+        return TangentPlan(layout, None, channels_last=False, is_symbolic=symbolic)
     channels_last = value.dim() == 4 and value.is_contiguous(memory_format=torch.channels_last)
     return TangentPlan(
         layout,
-        None if symbolic else strides,
+        None if symbolic else tuple(value.stride()),
         bool(channels_last and not value.is_contiguous()),
+        symbolic,
     )
 
 

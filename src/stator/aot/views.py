@@ -34,14 +34,15 @@ class Geometry:
 class View:
     """How to make a view of a base: operators to replay, or where it lies.
 
-    Where sizes are symbolic and there is no static chain, the forward graph returns the view too, as
-    value `template`, and the view lies where that does.
+    Where sizes are symbolic and there is no static chain, the forward graph returns the view too,
+    as value `template`, and the view lies where that does.
     """
 
     steps: tuple[Step, ...] = ()
     geometry: Geometry | None = None
     template: int | None = None
     detach: bool = False  # the view does not require grad although the base does
+    no_grad: bool = False  # it was taken where grad mode was off: it has no history
 
     def replay(self, base: torch.Tensor, template: torch.Tensor | None = None) -> torch.Tensor:
         """The view of `base`."""
@@ -52,8 +53,6 @@ class View:
             value = base.as_strided(place.size, place.stride, offset)
         for step in self.steps:
             value = step.target(value, *step.args, **dict(step.kwargs))
-        if self.detach:
-            value = value.detach()
         assert isinstance(value, torch.Tensor), "a view ends in a tensor"
         return value
 
@@ -83,7 +82,7 @@ def _is_static(arguments: Any) -> bool:
 
 
 def geometry_between(base: torch.Tensor, view: torch.Tensor) -> Geometry | None:
-    """Where `view` lies in the storage of `base`; None if a size is symbolic or the type differs."""
+    """Where `view` lies in the storage of `base`; None if a size is symbolic or types differ."""
     offset = view.storage_offset() - base.storage_offset()
     numbers = (*view.size(), *view.stride(), offset)
     if any(isinstance(n, torch.SymInt) for n in numbers) or view.dtype != base.dtype:

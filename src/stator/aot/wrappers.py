@@ -16,7 +16,7 @@ from stator.aot.subclasses import Layout, Plain, put_together, width
 from stator.aot.views import View
 from stator.core import source as text
 from stator.core.torch_types import Boxed
-from stator.torch_api import BELOW_AUTOGRAD, below_autograd
+from stator.torch_api import BELOW_AUTOGRAD, below_autograd, preserve_version
 
 Call = Callable[..., tuple[Any, ...]]
 
@@ -62,6 +62,7 @@ class Writer:
             "BELOW": BELOW_AUTOGRAD,
             "increment_version": torch.autograd.graph.increment_version,
             "no_grad": torch.no_grad,
+            "preserve_version": preserve_version,
             "put_together": put_together,
         }
 
@@ -115,7 +116,7 @@ class Writer:
             if value.of_input is not None:
                 self._update(value.of_input, index)
         for index, fact in enumerate(self.program.inputs):
-            if fact.mutation is Mutation.IN_GRAPH and not fact.hidden:
+            if fact.mutation in (Mutation.IN_GRAPH, Mutation.STORAGE) and fact.bumps:
                 self.source.add(f"if not x{index}.is_inference(): increment_version(x{index})")
         names: list[str] = []
         for output in self.program.outputs:
@@ -136,7 +137,7 @@ class Writer:
                 self.source.add(f"{x}.as_strided_({v}.size(), {v}.stride(), {x}.storage_offset())")
                 self.source.add(f"{x}.copy_({v})")
             case Mutation.STORAGE:
-                self.source.add(f"with no_grad(): {x}.set_({v})")
+                self.source.add(f"with no_grad(), preserve_version({x}): {x}.set_({v})")
             case other:
                 raise AssertionError(f"{other} returns no value")
 
@@ -165,24 +166,26 @@ class Writer:
         """Code for a view; operators that several outputs share run once."""
         view = fact.view
         assert view is not None, "aliasing outputs were given their views after the trace"
-        if view.steps or (view.geometry is None and view.template is None):
-            name = base
-            for depth, step in enumerate(view.steps):
-                key = (base, *(repr(s) for s in view.steps[: depth + 1]))
-                if key not in self._views:
-                    self._views[key] = f"o{len(self._views)}"
-                    given = [name, *(self.source.literal(arg) for arg in step.args)]
-                    given += [f"{k}={self.source.literal(v)}" for k, v in step.kwargs]
-                    target = self.source.bind(step.target, "view")
-                    self.source.add(f"{self._views[key]} = {target}({', '.join(given)})")
-                name = self._views[key]
-        else:
-            name = f"o{len(self._views)}"
-            self._views[name] = name
+        if view.geometry is not None or view.template is not None:
             template = f", v{view.template}" if view.template is not None else ""
             plain = self.source.bind(View(geometry=view.geometry), "view")
-            self.source.add(f"{name} = {plain}.replay({base}{template})")
+            name = self._view_step((base, id(view)), f"{plain}.replay({base}{template})", view)
+        else:
+            name = base
+            for depth, step in enumerate(view.steps):
+                key = (base, view.no_grad, *(repr(s) for s in view.steps[: depth + 1]))
+                given = [name, *(self.source.literal(arg) for arg in step.args)]
+                given += [f"{k}={self.source.literal(v)}" for k, v in step.kwargs]
+                target = self.source.bind(step.target, "view")
+                name = self._view_step(key, f"{target}({', '.join(given)})", view)
         return f"{name}.detach()" if view.detach or name == base else name
+
+    def _view_step(self, key: Any, expression: str, view: View) -> str:
+        if key not in self._views:
+            self._views[key] = f"o{len(self._views)}"
+            mode = "with no_grad(): " if view.no_grad else ""
+            self.source.add(f"{mode}{self._views[key]} = {expression}")
+        return self._views[key]
 
 
 def parts_of(expression: str, layout: Layout) -> list[str]:

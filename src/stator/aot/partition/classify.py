@@ -51,10 +51,10 @@ def is_recomputed(node: fx.Node, classes: Classes, kept: frozenset[fx.Node]) -> 
     """Whether the backward computes the forward node again instead of having it saved."""
     if node.op == "get_attr":
         return True
-    if node.op != "call_function" or node in kept:
+    if node.op != "call_function":
         return False
-    if is_view_op(node.target):
-        return True  # costs nothing, and the base that is saved instead is version-checked
+    if is_view_op(node.target):  # costs nothing, and the base, saved instead, is version-checked
+        return node not in kept
     if node.target is operator.getitem:
         source = node.args[0]
         return isinstance(source, fx.Node) and is_recomputed(source, classes, kept)

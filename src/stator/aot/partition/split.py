@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from stator.aot.metadata import Mutation
 from stator.aot.partition.classify import Classes, classify, is_recomputed
+from stator.aot.subclasses import width
 from stator.aot.trace import Traced
 from stator.graph.edit import drop_unread
 
@@ -59,8 +61,12 @@ def split(traced: Traced) -> Split:
     returned = {node: i for i, node in reversed(list(enumerate(traced.values)))}
     saved: list[Saved] = []
     extras: list[fx.Node] = []
+    overwritten = _overwritten(traced)
     for node in saved_nodes:
-        if node in position:
+        if node in overwritten:
+            saved.append(Saved(Kept.EXTRA, len(extras), is_tensor=True))
+            extras.append(node)
+        elif node in position:
             saved.append(Saved(Kept.PRIMAL, position[node], not _is_number(node)))
         elif node in returned:
             saved.append(Saved(Kept.VALUE, returned[node], not _is_number(node)))
@@ -72,6 +78,20 @@ def split(traced: Traced) -> Split:
         _backward(traced, classes, saved_nodes, again),
         tuple(saved),
     )
+
+
+def _overwritten(traced: Traced) -> dict[fx.Node, Any]:
+    """Primals that hold something else after the call, and what keeps their old value."""
+    keepers: dict[fx.Node, Any] = {}
+    position = 0
+    for fact in traced.program.inputs:
+        for node in traced.primals[position : position + width(fact.layout)]:
+            if fact.mutation in (Mutation.METADATA, Mutation.STORAGE):
+                keepers[node] = aten.alias.default
+            elif fact.mutation is not Mutation.NONE and fact.bumps:
+                keepers[node] = aten.clone.default
+        position += width(fact.layout)
+    return keepers
 
 
 def _is_number(node: fx.Node) -> bool:
@@ -107,12 +127,22 @@ def _forward(traced: Traced, nodes: Iterable[fx.Node], extras: list[fx.Node]) ->
     for node in traced.module.graph.nodes:
         if node in wanted:
             copies[node] = graph.node_copy(node, copies.__getitem__)
+    keepers = _overwritten(traced)
+    kept = [_keep(graph, copies[node], keepers.get(node)) for node in extras]
     for target, new in traced.updates:
         update = graph.call_function(aten.copy_.default, (copies[target], _mapped(new, copies)))
         update.meta["val"] = target.meta["val"]
-    graph.output(tuple(_mapped(node, copies) for node in (*traced.values, *extras)))
+    graph.output((*(_mapped(node, copies) for node in traced.values), *kept))
     drop_unread(graph)
     return fx.GraphModule(traced.module, graph, "Forward")
+
+
+def _keep(graph: fx.Graph, node: fx.Node, keeper: Any) -> fx.Node:
+    if keeper is None:
+        return node
+    kept = graph.call_function(keeper, (node,))
+    kept.meta["val"] = node.meta["val"]
+    return kept
 
 
 def _backward(

@@ -19,8 +19,8 @@ def without_tangents(graph: fx.Graph, undefined: Collection[fx.Node]) -> None:
     before: g = add(a, b); a depends on an undefined tangent, b on a defined one
     after:  g is b
 
-    Where another operator mixes both, the undefined side becomes zeros; if its size is symbolic, it is
-    computed from a tangent of zeros.  A gradient that depends on undefined tangents alone is None.
+    Where another operator mixes both, the undefined side becomes zeros; if its size is symbolic, it
+    is computed from a tangent of zeros.  A gradient of undefined tangents alone is None.
     """
     missing: set[fx.Node] = set(undefined)
     for node in list(graph.nodes):

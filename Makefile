@@ -1,0 +1,60 @@
+# Everything runs in .venv, which the first command makes.  PYTHON chooses the interpreter.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+TORCH := torch>=2.11,<2.14
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+SOURCES := src tests benchmarks examples
+# Two workers on two cores: one thread each, or they fight.
+WORKERS := -n 2
+ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+
+.PHONY: help demo test check sweep bench format clean
+
+help:
+	@echo 'make demo    compile a small transformer, compare with eager'
+	@echo 'make test    every check and every test'
+	@echo 'make check   the quick part: format, lint, types, style'
+	@echo 'make sweep   every operator of torch'"'"'s database; writes docs/coverage.md'
+	@echo 'make bench   measure; writes benchmarks/RESULTS.md'
+	@echo 'make format  format and fix what ruff can'
+	@echo 'make clean   remove .venv and every cache'
+
+demo: $(STAMP)
+	$(BIN)/python examples/demo.py
+
+test: check
+	$(ONE_THREAD) $(BIN)/python -m pytest -q $(WORKERS) --ignore=tests/style
+
+check: $(STAMP)
+	$(BIN)/ruff format --quiet --check $(SOURCES)
+	$(BIN)/ruff check --quiet $(SOURCES)
+	$(BIN)/mypy --no-error-summary $(SOURCES)
+	$(BIN)/python -m pytest -q tests/style
+	$(BIN)/python -m tests.style.line_budget
+
+sweep: $(STAMP)
+	$(ONE_THREAD) $(BIN)/python -m tests.sweep
+
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks.call_cost
+
+format: $(STAMP)
+	$(BIN)/ruff format $(SOURCES)
+	$(BIN)/ruff check --fix $(SOURCES)
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .sweep .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find $(SOURCES) -type d -name __pycache__ -prune -exec rm -rf {} +
+
+# A torch that the machine already has is used as it is, seen through --system-site-packages: it may
+# be a CPU build, and fetching another would bring gigabytes of CUDA.  For the same reason torch
+# goes in first, alone: the second install then finds its requirement met.
+$(STAMP): pyproject.toml
+	@echo 'setting up $(VENV)'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) $$($(PYTHON) -c \
+	  'import importlib.util as u; print("--system-site-packages" * bool(u.find_spec("torch")))')
+	@$(PIP) "$(TORCH)"
+	@$(PIP) -e ".[dev,bench]"
+	@touch $@

@@ -1,0 +1,1 @@
+"""Tests of the ahead-of-time autograd, by theme."""

@@ -1,0 +1,36 @@
+"""Options of the test run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tests import parity
+
+TORCH_WARNS = (
+    "The .grad attribute of a Tensor that is not a leaf",  # Dynamo looks at every input
+    "`torch.jit.script_method` is deprecated",  # importing torch's own modules
+    ".*should not be instantiated. Methods on autograd functions are all static",  # Dynamo does
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let the parity tests run on another backend: is it ours that fails, or the test?"""
+    parser.addoption("--backend", default="stator", help="backend that parity.check compiles with")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Hand the chosen backend to the harness; let pass what torch warns of on its own account."""
+    parity.BACKEND.set(config.getoption("--backend"))
+    for message in TORCH_WARNS:
+        config.addinivalue_line("filterwarnings", f"ignore:{message}")
+
+
+@pytest.fixture(autouse=True)
+def _same_start() -> Iterator[None]:
+    """Every test starts from the same random numbers and leaves no compiled code behind."""
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()

@@ -1,0 +1,1 @@
+"""Whole models: trained, inferred with, optimised, at changing sizes, in bounded memory."""

@@ -1,0 +1,143 @@
+"""The peak of live memory of a compiled step is no higher than eager's."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any, Final
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.e2e.handwritten_models import DenseExperts, LSTMCellLoop, ResNet, TransformerBlock, UNet
+from tests.e2e.transformer_models import gpt2_model
+from tests.parity import compiled
+
+MARGIN: Final = 1.02
+SMALL: Final = 16 * 1024  # bytes: scalars, sizes and masks that do not grow with the model
+
+Case = tuple[nn.Module, Tensor]
+
+
+class LogitsOf(nn.Module):
+    """A language model as a function from tokens to logits."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.model(input_ids=tokens).logits
+
+
+def perceptron() -> nn.Module:
+    layers = [layer for _ in range(6) for layer in (nn.Linear(128, 128), nn.GELU())]
+    return nn.Sequential(*layers)
+
+
+# Large enough that activations, not constants, make the peak.
+CASES: Final[dict[str, Callable[[], Case]]] = {
+    "perceptron": lambda: (perceptron(), torch.randn(512, 128)),
+    "transformer": lambda: (TransformerBlock(64), torch.randn(8, 64, 64)),
+    "gpt2_eager": lambda: (LogitsOf(gpt2_model("eager")), torch.randint(97, (16, 32))),
+    "gpt2_sdpa": lambda: (LogitsOf(gpt2_model("sdpa")), torch.randint(97, (16, 32))),
+    "resnet": lambda: (ResNet(16), torch.randn(8, 3, 64, 64)),
+    "unet": lambda: (UNet(), torch.randn(4, 3, 64, 64)),
+    "lstm_cell_loop": lambda: (LSTMCellLoop(), torch.randn(1024, 8, 6)),
+    "moe_dense": lambda: (DenseExperts(32), torch.randn(512, 32)),
+}
+
+
+def step_of(call: Callable[..., Any], module: nn.Module, value: Tensor, train: bool) -> None:
+    """One forward pass, with its backward pass when training."""
+    module.zero_grad(set_to_none=True)
+    with torch.set_grad_enabled(train):
+        output = call(value)
+        loss = (output[0] if isinstance(output, tuple) else output).square().mean()
+    if train:
+        loss.backward()
+
+
+def live_bytes(step: Callable[[], object]) -> tuple[int, int]:
+    """Peak and final sum of what the CPU allocator handed out and took back during `step`.
+
+    torch's profiler hears of every allocation, whoever asks for it: eager operators, autograd and
+    compiled code alike.
+    """
+    gc.collect()
+    with torch.autograd.profiler.profile(use_cpu=True, profile_memory=True) as profiler:
+        step()
+    events = [e for e in profiler.kineto_results.events() if e.name() == "[memory]"]
+    live = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        live += event.nbytes()
+        peak = max(peak, live)
+    return peak, live
+
+
+def measure(name: str, train: bool, eagerly: bool) -> tuple[int, int]:
+    """Peak and final live bytes of a step after two that warmed up and compiled."""
+    torch.manual_seed(0)
+    module, value = CASES[name]()
+    module.train(train)
+    call = module if eagerly else compiled(module, fullgraph=True)
+    for _ in range(2):
+        step_of(call, module, value, train)
+    module.zero_grad(set_to_none=True)
+    return live_bytes(lambda: step_of(call, module, value, train))
+
+
+@pytest.mark.parametrize("train", [False, True], ids=["infer", "train"])
+@pytest.mark.parametrize("name", CASES)
+def test_peak_is_no_higher_than_eagers(name: str, train: bool) -> None:
+    eager, eager_left = measure(name, train, eagerly=True)
+    ours, left = measure(name, train, eagerly=False)
+
+    assert eager > 20 * SMALL, f"the model is too small to tell: {eager} bytes"
+    assert ours <= MARGIN * eager + SMALL, f"peak {ours} bytes, eager's {eager}"
+    assert left <= eager_left + SMALL, f"{left} bytes live after the step, eager {eager_left}"
+
+
+def test_measure_sees_what_a_step_keeps_and_what_it_drops() -> None:
+    kept: list[Tensor] = []
+
+    def step() -> None:
+        dropped = torch.ones(1 << 20)
+        del dropped
+        kept.append(torch.ones(1 << 18))
+        kept.append(torch.ones(1 << 18))
+
+    assert live_bytes(step) == (4 << 20, 2 << 20)
+
+
+def test_a_chain_frees_every_value_after_its_last_use() -> None:
+    def chain(value: Tensor) -> Tensor:
+        for _ in range(12):
+            value = torch.sin(value) + 1
+        return value
+
+    value = torch.randn(1 << 16)
+    ours = compiled(chain, fullgraph=True)
+    ours(value)
+
+    peak, _ = live_bytes(lambda: ours(value))
+
+    assert peak <= 3 * value.nbytes + SMALL, f"{peak / value.nbytes:.1f} values live at once"
+
+
+def test_repeated_steps_leave_nothing_behind() -> None:
+    torch.manual_seed(0)
+    module = TransformerBlock(64)
+    value = torch.randn(8, 64, 64)
+    ours = compiled(module, fullgraph=True)
+    for _ in range(2):
+        step_of(ours, module, value, train=True)
+    module.zero_grad(set_to_none=True)
+
+    def steps() -> None:
+        for _ in range(5):
+            step_of(ours, module, value, train=True)
+        module.zero_grad(set_to_none=True)
+
+    assert live_bytes(steps)[1] <= SMALL

@@ -1,0 +1,1 @@
+"""Run every operator that torch describes through the backend and compare it with eager."""
