@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import fx
 
 from stator.aot.compile import compile_flat
 from stator.core.events import Compilation, start_compilation
-from stator.errors import CompileError, StatorError, StatorWarning
+from stator.core.fallback import note_fallback
 from stator.graph.capture import attribute_tensors, graph_runner
 from stator.graph.run import run_passes
 from stator.options import Options, read_options
@@ -56,9 +55,9 @@ def compile_fx(
     try:
         return _compile(module, example_inputs, chosen, record)
     except Exception as error:
-        if chosen.strict:
-            raise _explained(error, record) from error
-        return _fall_back(module, error, record)
+        note_fallback(error, record, chosen.strict)
+        eager: Callable[..., Any] = module.forward
+        return eager
 
 
 def _compile(
@@ -68,7 +67,7 @@ def _compile(
     lifted = attribute_tensors(module)
     fakes += [mode.from_tensor(tensor) for tensor in lifted.values()]
     tools = make_tools(options, record)
-    module = fx.GraphModule(module, copy.copy(module.graph), "Captured")  # Dynamo keeps its own
+    module = fx.GraphModule(module, copy.deepcopy(module.graph), "Captured")  # Dynamo keeps its own
     run_passes(PRE_GRAD, module.graph, tools.ctx, "captured")
     call = compile_flat(graph_runner(module, list(lifted)), fakes, mode, tools)
     if not lifted:
@@ -79,24 +78,3 @@ def _compile(
         return call(*arguments, *constants)
 
     return with_attributes
-
-
-def _explained(error: Exception, record: Compilation) -> StatorError:
-    if isinstance(error, StatorError):
-        return error
-    stage = record.stages[-1].name if record.stages else "trace"
-    return CompileError(stage, f"{type(error).__name__}: {error}")
-
-
-def _fall_back(module: fx.GraphModule, error: Exception, record: Compilation) -> Callable[..., Any]:
-    reason = _explained(error, record)
-    stage = reason.stage if isinstance(reason, CompileError) else "trace"
-    record.fallback = str(reason)
-    warnings.warn(
-        f"stator runs a graph in eager mode: stage {stage!r} failed with "
-        f"{str(reason).splitlines()[0]} (Options.strict raises instead)",
-        StatorWarning,
-        stacklevel=2,
-    )
-    run: Callable[..., Any] = module.forward
-    return run

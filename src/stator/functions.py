@@ -53,7 +53,9 @@ class _CompiledModule(torch.nn.Module):
         super().__init__()
         self.original = original
 
-        def stateless(state: dict[str, torch.Tensor], args: Any, kwargs: Any) -> Any:
+        def stateless(
+            state: dict[str, torch.Tensor], training: tuple[bool, ...], args: Any, kwargs: Any
+        ) -> Any:
             return functional_call(original, state, args, kwargs)
 
         self._compiled = aot_function(stateless, **options)
@@ -62,7 +64,8 @@ class _CompiledModule(torch.nn.Module):
         """The compiled module's result."""
         state = dict(self.original.named_parameters())
         state |= dict(self.original.named_buffers())
-        return self._compiled(state, args, kwargs)
+        training = tuple(module.training for module in self.original.modules())
+        return self._compiled(state, training, args, kwargs)
 
 
 def _distinct_tensors(leaves: list[Any]) -> tuple[list[torch.Tensor], list[int]]:

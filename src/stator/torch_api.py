@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import torch
 import torch.utils._pytree as pytree
+from torch._functorch.autograd_function import autograd_function_apply
 from torch._guards import TracingContext, detect_fake_mode
 from torch._higher_order_ops.effects import with_effects
 from torch._ops import HigherOrderOperator, OpOverload
@@ -27,8 +28,9 @@ from torch.fx.experimental.proxy_tensor import (
     make_fx,
     track_tensor_tree,
 )
-from torch.fx.experimental.symbolic_shapes import PropagateUnbackedSymInts, ShapeEnv
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, rebind_unbacked
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import (
     is_traceable_wrapper_subclass,
     transform_subclass,
@@ -42,10 +44,10 @@ __all__ = [
     "FunctionalTensorMode",
     "HigherOrderOperator",
     "OpOverload",
-    "PropagateUnbackedSymInts",
     "ShapeEnv",
     "StorageWeakRef",
     "TracingContext",
+    "autograd_function_apply",
     "below_autograd",
     "detect_fake_mode",
     "disable_functional_mode",
@@ -54,6 +56,7 @@ __all__ = [
     "is_traceable_wrapper_subclass",
     "make_fx",
     "pytree",
+    "rebind_unbacked",
     "track_tensor_tree",
     "transform_subclass",
     "with_effects",
@@ -149,13 +152,6 @@ def was_storage_changed(value: torch.Tensor) -> bool:
 def was_storage_resized(value: torch.Tensor) -> bool:
     """Whether `untyped_storage().resize_()` was called on it."""
     return any(torch._functionalize_was_inductor_storage_resized(t) for t in _inner(value))
-
-
-def are_mutations_hidden(value: torch.Tensor) -> bool:
-    """Whether autograd saw none of the mutations (`.data`)."""
-    return all(
-        torch._functionalize_are_all_mutations_hidden_from_autograd(t) for t in _inner(value)
-    )
 
 
 def storage_of(value: Any) -> Any:
@@ -262,3 +258,45 @@ def saved_tensor_hooks_off() -> Iterator[None]:
 def is_dense(value: torch.Tensor) -> bool:
     """Whether the elements fill a stretch of memory, each in a place of its own."""
     return bool(torch.ops.aten.is_non_overlapping_and_dense.default(value))
+
+
+def dynamo_off() -> Any:
+    """Keep Dynamo from looking at the frames that follow; returns what `dynamo_back` takes."""
+    return torch._C._dynamo.eval_frame.set_eval_frame(None)
+
+
+def dynamo_back(before: Any) -> None:
+    """Let Dynamo go on as it did."""
+    torch._C._dynamo.eval_frame.set_eval_frame(before)
+
+
+def sets_grad_mode(target: Any) -> bool:
+    """Whether a node of Dynamo's switches grad mode."""
+    return target is torch._C._set_grad_enabled
+
+
+def functionalization() -> FunctionalTensorMode:
+    """The mode that removes mutations; effects get their tokens as they are met."""
+    return FunctionalTensorMode(_allow_token_discovery=True)
+
+
+class CountListWrites(TorchFunctionMode):
+    """Moves version counters for `_foreach_…_` and `_fused_…_`, which do it below a trace's level."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """The function's result; lists it wrote to have counted the write."""
+        result = func(*args, **(kwargs or {}))
+        name = getattr(func, "__name__", "")
+        if name.endswith("_") and name.startswith(("_foreach_", "_fused_")):
+            lists = args if name.startswith("_fused_") else args[:1]
+            for written in lists:
+                if isinstance(written, list | tuple):
+                    torch.autograd.graph.increment_version(written)
+        return result
+
+
+def is_missing_derivative(error: RuntimeError) -> bool:
+    """Whether autograd found an operator that nobody can differentiate."""
+    return "derivative for" in str(error) and "is not implemented" in str(error)

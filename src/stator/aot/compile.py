@@ -14,6 +14,7 @@ from stator.aot.metadata import Mutation, Program
 from stator.aot.partition.split import split
 from stator.aot.trace import trace
 from stator.aot.wrappers import inference_call
+from stator.core.fallback import note_fallback
 from stator.core.torch_types import Flat
 from stator.graph.run import Ctx, dump_graph
 from stator.graph.verify import verify
@@ -95,8 +96,21 @@ class Specialized:
         key = (_state(), *(_kind(argument) for argument in arguments), _shared(arguments))
         call = self.compiled.get(key)
         if call is None:
-            call = self.compiled[key] = self._compile(arguments)
+            try:
+                call = self.compiled[key] = self._compile(arguments)
+            except Exception as error:
+                return self._fall_back(error, key, arguments)
         return call(*arguments)
+
+    def _fall_back(self, error: Exception, key: Any, arguments: Sequence[Any]) -> Sequence[Any]:
+        """Run in eager mode from now on; what the program itself raises is raised as it is."""
+        ctx = self.tools.ctx
+        if ctx.options.strict:
+            note_fallback(error, ctx.record, strict=True)
+        outputs = self.function(*arguments)
+        note_fallback(error, ctx.record, strict=False)
+        self.compiled[key] = self.function
+        return outputs
 
     def _compile(self, arguments: Sequence[Any]) -> Flat:
         function: Flat = self.function

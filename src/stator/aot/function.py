@@ -28,6 +28,8 @@ from stator.torch_api import (
     BELOW_AUTOGRAD,
     autocast_state,
     below_autograd,
+    dynamo_back,
+    dynamo_off,
     keeps_graph,
     version_of,
 )
@@ -139,12 +141,21 @@ class _Backward:
     higher: dict[tuple[bool, ...], Flat] = field(default_factory=dict)
 
     def __call__(self, ctx: Any, *given: Any) -> tuple[Any, ...]:
+        dynamo = dynamo_off()  # a backward may run in the middle of a function that it compiles
+        try:
+            return self._run(ctx, given)
+        finally:
+            dynamo_back(dynamo)
+
+    def _run(self, ctx: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
         program = self.traced.program
         tangents = [
             tangent
             for tangent, value in zip(given, program.values, strict=True)
             if value.differentiable
         ]
+        if self.traced.backward_error is not None:
+            raise RuntimeError(str(self.traced.backward_error))
         missing = tuple(tangent is None for tangent in tangents)
         if all(missing):
             return (None,) * (1 + len(program.inputs))

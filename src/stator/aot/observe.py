@@ -17,7 +17,6 @@ from stator.errors import Unsupported
 from stator.torch_api import (
     SYMBOLIC_TYPES,
     FunctionalTensor,
-    are_mutations_hidden,
     from_functional,
     has_data_mutation,
     has_metadata_mutation,
@@ -74,7 +73,7 @@ def observe(inputs: Sequence[Any], before: Sequence[Before], outputs: Sequence[A
     for index, (value, old) in enumerate(zip(inputs, before, strict=True)):
         mutation = _mutation(value, old)
         seen.mutations.append(mutation)
-        seen.bumps.append(mutation is not Mutation.NONE and _bumps(value, old, mutation))
+        seen.bumps.append(mutation is not Mutation.NONE and version_of(value) != old.version)
         if mutation not in (Mutation.NONE, Mutation.IN_GRAPH):
             tracked = mutation in (Mutation.COPY, Mutation.COPY_AND_METADATA)
             seen.values.append(Returned(value, tracked and _has_history(value), index))
@@ -98,13 +97,6 @@ def _mutation(value: Any, before: Before) -> Mutation:
         return Mutation.NONE
     # Autograd knows of a write if and only if it changed the history.
     return Mutation.IN_GRAPH if value.grad_fn is before.history else Mutation.COPY
-
-
-def _bumps(value: torch.Tensor, before: Before, mutation: Mutation) -> bool:
-    """Whether eager moves the version counter.  Lists (`_foreach_…`) do so below this level."""
-    if version_of(value) != before.version:
-        return True
-    return mutation is Mutation.IN_GRAPH and not are_mutations_hidden(value)
 
 
 def _geometry(tensor: torch.Tensor) -> tuple[Any, ...]:

@@ -30,17 +30,20 @@ from stator.aot.subclasses import Layout, Plain, layout_of, put_together, take_a
 from stator.aot.tokens import strip_tokens
 from stator.aot.views import View, geometry_between, steps_between
 from stator.core.torch_types import Flat
+from stator.graph.verify import note_line
 from stator.torch_api import (
+    CountListWrites,
     FakeTensorMode,
-    FunctionalTensorMode,
     autocast_cache_off,
     autocast_off,
     detached,
     disable_functional_mode,
     disable_proxy_modes_tracing,
     from_functional,
+    functionalization,
     get_proxy_mode,
     is_dense,
+    is_missing_derivative,
     is_random_op,
     make_fx,
     python_dispatcher,
@@ -62,6 +65,7 @@ class Traced:
     updates: list[tuple[fx.Node, Any]]  # (placeholder, its new value) to be written by the graph
     grads: list[Any]  # nodes or None
     forward_end: int  # how many nodes were there when the forward was through
+    backward_error: RuntimeError | None  # what eager raises when it is asked for gradients
 
 
 def trace(function: Flat, inputs: Sequence[Any], mode: FakeTensorMode) -> Traced:
@@ -114,6 +118,7 @@ class _Tracer:
     grad_mode_after: bool | None = field(init=False, default=None)
     forward_end: int = field(init=False, default=0)
     view_outputs: list[int] = field(init=False, default_factory=list)
+    backward_error: RuntimeError | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.layouts = [layout_of(value) for value in self.inputs]
@@ -126,12 +131,13 @@ class _Tracer:
 
     def joint(self, *plain: Any) -> tuple[list[Any], ...]:
         """Forward and backward on functional tensors; returns plain ones for the recorder."""
-        with FunctionalTensorMode(_allow_token_discovery=True):
+        with functionalization():
             entered = self._enter(plain)
             outer = self._outer(plain)
             before = [Before.of(*pair) for pair in zip(entered, outer, strict=True)]
             grad_mode = torch.is_grad_enabled()
-            outputs = list(self.function(*entered))
+            with CountListWrites():
+                outputs = list(self.function(*entered))
             if torch.is_grad_enabled() != grad_mode:
                 self.grad_mode_after = torch.is_grad_enabled()
                 torch.set_grad_enabled(grad_mode)
@@ -201,8 +207,16 @@ class _Tracer:
             self.grad_layouts = [None] * len(self.roots)
             return []
         wanted = [root for root, need in zip(self.roots, needs, strict=True) if need]
-        with autocast_off():  # eager differentiates outside of the autocast region
-            found = iter(torch.autograd.grad(outputs, wanted, tangents, allow_unused=True))
+        try:
+            with autocast_off():  # eager differentiates outside of the autocast region
+                found = iter(torch.autograd.grad(outputs, wanted, tangents, allow_unused=True))
+        except RuntimeError as error:
+            if not is_missing_derivative(error):
+                _note_guilty(error, _recorder().graph)
+                raise
+            self.backward_error = error
+            self.grad_layouts = [None] * len(self.roots)
+            return []
         grads: list[Any] = []
         for need in needs:
             grad = next(found) if need else None
@@ -252,6 +266,7 @@ class _Tracer:
             self._updates(primals, now, program),
             grads,
             sum(node in still for node in marker),
+            self.backward_error,
         )
 
     def _updates(
@@ -309,6 +324,13 @@ class _Tracer:
             self.grad_mode_after,
             any(is_random_op(node.target) for node in graph.nodes),
         )
+
+
+def _note_guilty(error: RuntimeError, graph: fx.Graph) -> None:
+    """An error of the backward that names an operator: its line is that of the forward's."""
+    for node in graph.nodes:
+        if node.op == "call_function" and str(node.target) in str(error):
+            note_line(error, node)
 
 
 def _recorder() -> Any:

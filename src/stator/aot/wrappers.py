@@ -42,8 +42,10 @@ def training_call(program: Program, apply: Callable[..., Any], cloned: list[int]
     writer.open("call", arguments)
     clones = ", ".join(f"{i}: x{i}.clone()" for i in cloned)
     names = [f"v{i}" for i in range(len(program.values))]
-    writer.source.names["apply"] = apply
-    writer.source.add(f"{', '.join(names)}, = apply({{{clones}}}, {', '.join(arguments)})")
+    writer.source.names |= {"apply": apply, "enable_grad": torch.enable_grad}
+    # Traced with grad mode off, yet with a backward: the program turns it on inside.
+    mode = "" if torch.is_grad_enabled() else "with enable_grad(): "
+    writer.source.add(f"{mode}{', '.join(names)}, = apply({{{clones}}}, {', '.join(arguments)})")
     writer.epilogue()
     return writer.load("call")
 
@@ -131,11 +133,9 @@ class Writer:
         match self.program.inputs[index].mutation:
             case Mutation.COPY:
                 self.source.add(f"{x}.copy_({v})")
-            case Mutation.METADATA:
-                self.source.add(f"{x}.as_strided_({v}.size(), {v}.stride(), {v}.storage_offset())")
-            case Mutation.COPY_AND_METADATA:
-                self.source.add(f"{x}.as_strided_({v}.size(), {v}.stride(), {x}.storage_offset())")
-                self.source.add(f"{x}.copy_({v})")
+            case Mutation.METADATA | Mutation.COPY_AND_METADATA:
+                self.source.names["become"] = become
+                self.source.add(f"become({x}, {v})")
             case Mutation.STORAGE:
                 self.source.add(f"with no_grad(), preserve_version({x}): {x}.set_({v})")
             case other:
@@ -186,6 +186,18 @@ class Writer:
             mode = "with no_grad(): " if view.no_grad else ""
             self.source.add(f"{mode}{self._views[key]} = {expression}")
         return self._views[key]
+
+
+def become(target: torch.Tensor, value: torch.Tensor) -> None:
+    """Give `target` the size, stride and data of `value`, in place."""
+    storage = target.untyped_storage()
+    if storage.data_ptr() == value.untyped_storage().data_ptr():
+        target.as_strided_(value.size(), value.stride(), value.storage_offset())
+        return
+    if storage.nbytes() < value.untyped_storage().nbytes():  # `resize_` made room
+        target.resize_(value.size())
+    target.as_strided_(value.size(), value.stride(), target.storage_offset())
+    target.copy_(value)
 
 
 def parts_of(expression: str, layout: Layout) -> list[str]:

@@ -27,6 +27,7 @@ class Compilation:
     graphs: dict[str, str] = field(default_factory=dict)  # text of each finished graph, by name
     notes: list[str] = field(default_factory=list)  # decisions, in words
     fallback: str | None = None  # why the graph runs in eager mode, if it does
+    running: str = "start"  # the stage that began last
 
     @property
     def seconds(self) -> float:
@@ -36,6 +37,7 @@ class Compilation:
     @contextmanager
     def stage(self, name: str, nodes: int = 0) -> Iterator[_Progress]:
         """Time a stage; the body says how many nodes it left and what it changed."""
+        self.running = name
         progress = _Progress(name, nodes)
         start = time.perf_counter()
         yield progress

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
 from torch import fx
 
 from stator.core.torch_types import Flat
-from stator.torch_api import PropagateUnbackedSymInts
+from stator.graph.verify import note_line
+from stator.torch_api import (
+    autograd_function_apply,
+    detect_fake_mode,
+    rebind_unbacked,
+    sets_grad_mode,
+)
 
 
 def attribute_tensors(module: fx.GraphModule) -> dict[str, torch.Tensor]:
@@ -35,15 +42,73 @@ def graph_runner(module: fx.GraphModule, lifted: list[str]) -> Flat:
     return run
 
 
-class _Runner(PropagateUnbackedSymInts):
-    """Interpreter in which lifted attributes are arguments."""
+class _Runner(fx.Interpreter):
+    """Interpreter in which lifted attributes are arguments, and the user's functions are whole."""
 
     def __init__(self, module: fx.GraphModule, lifted: dict[str, Any]) -> None:
         super().__init__(module)
         self.lifted = lifted
+
+    def run_node(self, n: fx.Node) -> Any:
+        """The node's value; an error remembers the user's line."""
+        try:
+            result = super().run_node(n)
+        except Exception as error:
+            note_line(error, n)
+            raise
+        if n.meta.get("unbacked_bindings"):
+            mode = detect_fake_mode()
+            if mode is not None and mode.shape_env is not None:
+                rebind_unbacked(mode.shape_env, n, result)
+        return result
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
         """The argument that stands for the attribute, or the attribute."""
         if target in self.lifted:
             return self.lifted[target]
         return super().get_attr(target, args, kwargs)
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """A torch.autograd.Function of the user's keeps what it saves differentiable."""
+        if target is not autograd_function_apply:
+            return super().call_function(target, args, kwargs)
+        forward, backward, *arguments = args
+        return _UserFunction.apply(forward, _in_any_grad_mode(backward), kwargs, *arguments)
+
+
+def _in_any_grad_mode(backward: fx.GraphModule) -> fx.GraphModule:
+    """`backward` without the frame of `no_grad` that Dynamo puts around it.
+
+    Autograd runs it without grad anyway, unless it is to be differentiated again.
+    """
+    graph = copy.deepcopy(backward.graph)
+    switches = [node for node in graph.nodes if sets_grad_mode(node.target)]
+    if len(switches) >= 2 and switches[0].args == (False,) and switches[-1].args == (True,):
+        for node in (switches[0], switches[-1]):
+            graph.erase_node(node)
+    return fx.GraphModule(backward, graph)
+
+
+class _UserFunction(torch.autograd.Function):
+    """A captured torch.autograd.Function: two graphs, and what one saves for the other."""
+
+    @staticmethod
+    def forward(ctx: Any, forward: Any, backward: Any, about: Any, *arguments: Any) -> Any:
+        """Run the forward graph, which returns outputs and saved values."""
+        outputs, saved = fx.Interpreter(forward).run(*arguments)
+        outs = outputs if isinstance(outputs, tuple | list) else (outputs,)
+        ctx.graph = backward
+        ctx.mark_dirty(*(outs[i] for i in about.get("dirty_idx", ())))
+        ctx.mark_non_differentiable(*(outs[i] for i in about["non_differentiable_idx"]))
+        ctx.is_tensor = [isinstance(value, torch.Tensor) for value in saved]
+        ctx.save_for_backward(*(value for value in saved if isinstance(value, torch.Tensor)))
+        ctx.others = [value for value in saved if not isinstance(value, torch.Tensor)]
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        """Run the backward graph."""
+        tensors, others = iter(ctx.saved_tensors), iter(ctx.others)
+        saved = [next(tensors if is_tensor else others) for is_tensor in ctx.is_tensor]
+        found = fx.Interpreter(ctx.graph).run(*grads, *saved)
+        return (None, None, None, *(found if isinstance(found, tuple | list) else (found,)))

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
+import torch
 from torch import fx
+
+aten = torch.ops.aten
+
+# They return a value for others to depend on, and check all the same if none does.
+ASSERTIONS: Final = frozenset(
+    {aten._functional_assert_async.msg, aten._functional_assert_scalar.default}
+)
 
 
 def is_effect(node: fx.Node) -> bool:
     """Whether the node must run even if nobody reads its result."""
-    return node.op == "call_function" and bool(node.meta.get("effect") or node.is_impure())
+    return node.op == "call_function" and bool(
+        node.meta.get("effect") or node.target in ASSERTIONS or node.is_impure()
+    )
 
 
 def drop_unread(graph: fx.Graph) -> None:

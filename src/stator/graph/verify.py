@@ -50,3 +50,9 @@ def user_line(node: fx.Node) -> str | None:
     parts = frames[-1].split(",")
     file = parts[0].removeprefix("File ").strip('"')
     return f"{file}:{parts[1].strip().removeprefix('line ')}" if len(parts) > 1 else file
+
+
+def note_line(error: Exception, node: fx.Node) -> None:
+    """Remember on `error` the user's line that `node` came from; the innermost one counts."""
+    if getattr(error, "user_line", None) is None:
+        error.user_line = user_line(node)  # type: ignore[attr-defined]  # read by core/fallback
