@@ -77,6 +77,7 @@ class Run:
     error: Exception | None = None
     structure: Any = None
     outputs: list[Any] = field(default_factory=list)  # flat, tensors and others
+    # whether, not how often: a graph may write once where eager writes in several steps
     bumped: list[bool | None] = field(default_factory=list)
     rng_moved: bool = False
     modes: tuple[bool, ...] = ()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 import torch.utils._pytree as pytree
@@ -62,6 +62,7 @@ __all__ = [
     "with_effects",
 ]
 
+_F = TypeVar("_F", bound=Any)
 _Key = torch._C.DispatchKey
 _KeySet = torch._C.DispatchKeySet
 
@@ -260,14 +261,16 @@ def is_dense(value: torch.Tensor) -> bool:
     return bool(torch.ops.aten.is_non_overlapping_and_dense.default(value))
 
 
-def dynamo_off() -> Any:
-    """Keep Dynamo from looking at the frames that follow; returns what `dynamo_back` takes."""
-    return torch._C._dynamo.eval_frame.set_eval_frame(None)
+# Called with None, Dynamo looks at no frame until it is called with what it returned.
+set_eval_frame: Final[Any] = torch._C._dynamo.eval_frame.set_eval_frame
 
 
-def dynamo_back(before: Any) -> None:
-    """Let Dynamo go on as it did."""
-    torch._C._dynamo.eval_frame.set_eval_frame(before)
+def hidden_from_dynamo(function: _F) -> _F:
+    """Decorator: Dynamo runs the function's own frame as it is; not so what it calls."""
+    from torch._dynamo.eval_frame import skip_code
+
+    skip_code(function.__code__)
+    return function
 
 
 def sets_grad_mode(target: Any) -> bool:
@@ -281,7 +284,7 @@ def functionalization() -> FunctionalTensorMode:
 
 
 class CountListWrites(TorchFunctionMode):
-    """Moves version counters for `_foreach_…_` and `_fused_…_`, which do it below a trace's level."""
+    """Moves version counters for `_foreach_…_` and `_fused_…_`: they do it where no trace sees."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

@@ -155,13 +155,14 @@ def test_an_expanded_input_beside_its_source_sees_the_write() -> None:
     check(fn, x, x.expand(2, 3))
 
 
+@pytest.mark.filterwarnings("ignore")  # that such a graph was left to eager
 def test_one_storage_seen_as_two_dtypes_sees_the_write() -> None:
     def fn(x: Tensor, bits: Tensor) -> Tensor:
         x.mul_(2)
         return bits + 1
 
     x = torch.randn(3)
-    check(fn, x, x.view(torch.int32))
+    check(fn, x, x.view(torch.int32), options={"strict": False})
 
 
 def test_two_storages_beside_a_shared_one_are_kept_apart() -> None:

@@ -243,21 +243,6 @@ def test_a_mutated_input_has_second_derivatives() -> None:
     check(fn, leaf(3), leaf(3), use=gradient)
 
 
-def test_a_function_of_the_users_own_has_second_derivatives() -> None:
-    class Cube(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
-            ctx.save_for_backward(x)
-            return x**3
-
-        @staticmethod
-        def backward(ctx: Any, grad: Tensor) -> Tensor:
-            (x,) = ctx.saved_tensors
-            return grad * 3 * x**2
-
-    check(lambda x: Cube.apply(x).sin(), leaf(3), use=gradient)
-
-
 def test_second_derivatives_at_another_size_after_the_first() -> None:
     call = compiled(lambda x: (x**3).sum(), dynamic=True)
     for size in (3, 5):

@@ -19,7 +19,9 @@ class TwoTensor(torch.Tensor):
     label: str
 
     @staticmethod
-    def __new__(cls, first: Tensor, second: Tensor, label: str = "pair") -> TwoTensor:
+    def __new__(
+        cls: type[TwoTensor], first: Tensor, second: Tensor, label: str = "pair"
+    ) -> TwoTensor:
         outer: TwoTensor = torch.Tensor._make_wrapper_subclass(
             cls,
             first.size(),
@@ -56,8 +58,11 @@ class TwoTensor(torch.Tensor):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = dict(kwargs or {})
-        label = next(arg.label for arg in torch.utils._pytree.tree_leaves((args, kwargs))
-                     if isinstance(arg, TwoTensor))
+        label = next(
+            arg.label
+            for arg in torch.utils._pytree.tree_leaves((args, kwargs))
+            if isinstance(arg, TwoTensor)
+        )
 
         def run_on(part: str) -> Any:
             pick = tree_map_only(TwoTensor, lambda pair: getattr(pair, part), (args, kwargs))

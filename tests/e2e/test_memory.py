@@ -21,14 +21,18 @@ Case = tuple[nn.Module, Tensor]
 
 
 class LogitsOf(nn.Module):
-    """A language model as a function from tokens to logits."""
+    """A language model as a function from tokens, zero where padded, to logits.
+
+    The padding matters: without any, the model builds a mask under Dynamo and none in eager mode,
+    and the two would not be the same program.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.model(input_ids=tokens).logits
+        return self.model(input_ids=tokens, attention_mask=tokens.ne(0).long()).logits
 
 
 def perceptron() -> nn.Module:
@@ -36,12 +40,18 @@ def perceptron() -> nn.Module:
     return nn.Sequential(*layers)
 
 
+def padded_tokens() -> Tensor:
+    tokens = torch.randint(1, 97, (16, 32))
+    tokens[:4, -5:] = 0
+    return tokens
+
+
 # Large enough that activations, not constants, make the peak.
 CASES: Final[dict[str, Callable[[], Case]]] = {
     "perceptron": lambda: (perceptron(), torch.randn(512, 128)),
     "transformer": lambda: (TransformerBlock(64), torch.randn(8, 64, 64)),
-    "gpt2_eager": lambda: (LogitsOf(gpt2_model("eager")), torch.randint(97, (16, 32))),
-    "gpt2_sdpa": lambda: (LogitsOf(gpt2_model("sdpa")), torch.randint(97, (16, 32))),
+    "gpt2_eager": lambda: (LogitsOf(gpt2_model("eager")), padded_tokens()),
+    "gpt2_sdpa": lambda: (LogitsOf(gpt2_model("sdpa")), padded_tokens()),
     "resnet": lambda: (ResNet(16), torch.randn(8, 3, 64, 64)),
     "unet": lambda: (UNet(), torch.randn(4, 3, 64, 64)),
     "lstm_cell_loop": lambda: (LSTMCellLoop(), torch.randn(1024, 8, 6)),

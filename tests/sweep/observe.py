@@ -77,7 +77,10 @@ def run_eager(case: Case, limit: float) -> Observation:
 
 def run_wide(case: Case, eager: Observation, limit: float) -> Observation:
     """The case in float64, gradients from the same cotangents: what exact results would be."""
-    leaves = pytree.tree_map(_widened, list(case.leaves))
+    try:
+        leaves = [_widened(leaf) for leaf in case.leaves]
+    except RuntimeError as error:  # a layout that has no conversion
+        return Observation(error=error)
     return _observe(case, case.unit.function, leaves, eager.cotangents, limit)
 
 
@@ -88,13 +91,16 @@ def run_compiled(case: Case, backend: str, eager: Observation, limit: float) -> 
     def call(first: Any, *args: Any, **kwargs: Any) -> Any:
         return function(first, *args, **kwargs)
 
+    def compile_and_call(*args: Any, **kwargs: Any) -> Any:
+        compiled = torch.compile(
+            call, backend=_backend(backend), dynamic=False, options=BACKEND_OPTIONS.get(backend)
+        )
+        return compiled(*args, **kwargs)
+
     torch._dynamo.reset()
     counters.clear()
-    compiled = torch.compile(
-        call, backend=_backend(backend), dynamic=False, options=BACKEND_OPTIONS.get(backend)
-    )
     cotangents = None if eager.error else eager.cotangents
-    return _observe(case, compiled, case.leaves, cotangents, limit)
+    return _observe(case, compile_and_call, case.leaves, cotangents, limit)
 
 
 def _backend(name: str) -> str | Callable[..., Any]:
@@ -149,12 +155,13 @@ def _observe(
 def _copies(leaves: Sequence[Any]) -> list[Any]:
     """New tensors with the same values, strides and shared storages; other leaves as they are."""
     tensors = {id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}
+    is_strided = {key: tensor.layout == torch.strided for key, tensor in tensors.items()}
     # One deepcopy for all of them: it keeps two views of one storage two views of one storage.
-    copied = copy.deepcopy([tensor.detach() for tensor in tensors.values()])
-    for new, old in zip(copied, tensors.values(), strict=True):
-        new.requires_grad_(old.requires_grad)
-    new_of = dict(zip(tensors, copied, strict=True))
-    return [new_of.get(id(leaf), leaf) for leaf in leaves]
+    new = copy.deepcopy({key: tensors[key].detach() for key in tensors if is_strided[key]})
+    new |= {key: tensors[key].detach().clone() for key in tensors if not is_strided[key]}
+    for key, tensor in tensors.items():
+        new[key].requires_grad_(tensor.requires_grad)
+    return [new.get(id(leaf), leaf) for leaf in leaves]
 
 
 def _widened(leaf: Any) -> Any:

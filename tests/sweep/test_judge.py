@@ -90,3 +90,9 @@ def test_samples_are_spread_over_the_list() -> None:
     assert spread(10, 4) == [0, 3, 6, 9]
     assert spread(10, 1) == [0]
     assert spread(0, 4) == []
+
+
+def test_sparse_inputs_are_judged() -> None:
+    outcome = _judge("runs_eagerly", Unit("sparse.sampled_addmm", "float32", BACKWARD))
+
+    assert (outcome.verdict, outcome.differences) == (PASS, {})

@@ -10,7 +10,7 @@ from tests.sweep.cases import FORWARD, Unit
 from tests.sweep.judge import BOTH_FAIL, EXCEPTION, PASS, Outcome
 from tests.sweep.report import summarise, write_report
 from tests.sweep.results import Conditions, ConditionsDifferError, ResultsFile, UnitResult
-from tests.sweep.workers import Setup, judge_units
+from tests.sweep.workers import Setup, SweepError, judge_units
 
 _CRASHES = "tests.sweep.broken_backends:crashes"
 _CONDITIONS = Conditions(torch="2.13", backend="stator", peer="aot_eager", samples=2)
@@ -34,6 +34,13 @@ def test_a_crash_of_the_peer_too_is_no_exception(tmp_path: Path) -> None:
     (result,) = judge_units([_EXP], setup)
 
     assert [outcome.verdict for outcome in result.outcomes] == [BOTH_FAIL]
+
+
+def test_a_fault_of_the_sweep_itself_ends_it(tmp_path: Path) -> None:
+    no_such_operator = Unit("no such operator", "float32", FORWARD)
+
+    with pytest.raises(SweepError, match="no such operator"):
+        list(judge_units([no_such_operator], _setup("aot_eager", "aot_eager", 1, tmp_path)))
 
 
 def test_finished_units_are_read_back(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import time
+import traceback
 import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -53,6 +54,17 @@ class Begun:
 
     phase: str
     sample: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A worker's word that the sweep itself, and not what it tests, has failed."""
+
+    traceback: str
+
+
+class SweepError(Exception):
+    """The sweep itself has a fault; its verdicts would mean nothing."""
 
 
 def judge_units(units: Sequence[Unit], setup: Setup) -> Iterator[UnitResult]:
@@ -118,8 +130,9 @@ class _Worker:
         if isinstance(message, Begun):
             self._begun = message
         elif isinstance(message, Outcome):
-            done = [*self.task.outcomes, message]
-            self.task = Task(self.task.unit, done)
+            self.task = Task(self.task.unit, [*self.task.outcomes, message])
+        elif isinstance(message, Broken):
+            raise SweepError(f"{self.task.unit}: {message.traceback}")
         else:
             self.task = None
             result: UnitResult = message
@@ -128,6 +141,8 @@ class _Worker:
 
     def _bury(self, how: str) -> UnitResult | Task:
         """Replace the process; blame the case it was at."""
+        if how == "died":
+            self._process.join(timeout=10.0)  # it has closed the pipe; how it ended comes later
         self.stop()
         task, begun = self.task, self._begun
         assert task is not None, "an idle worker is not listened to"
@@ -166,7 +181,10 @@ def _serve(connection: Connection, setup: Setup, number: int) -> None:
             task: Task = connection.recv()
         except (EOFError, KeyboardInterrupt):
             return
-        connection.send(_judge_task(task, setup, connection))
+        try:
+            connection.send(_judge_task(task, setup, connection))
+        except Exception:  # nothing of the cases: those are caught where they run
+            connection.send(Broken(traceback.format_exc()))
 
 
 def _judge_task(task: Task, setup: Setup, connection: Connection) -> UnitResult:

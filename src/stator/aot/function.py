@@ -28,9 +28,9 @@ from stator.torch_api import (
     BELOW_AUTOGRAD,
     autocast_state,
     below_autograd,
-    dynamo_back,
-    dynamo_off,
+    hidden_from_dynamo,
     keeps_graph,
+    set_eval_frame,
     version_of,
 )
 
@@ -140,12 +140,13 @@ class _Backward:
     graphs: dict[tuple[bool, ...], _Loaded] = field(default_factory=dict)
     higher: dict[tuple[bool, ...], Flat] = field(default_factory=dict)
 
+    @hidden_from_dynamo
     def __call__(self, ctx: Any, *given: Any) -> tuple[Any, ...]:
-        dynamo = dynamo_off()  # a backward may run in the middle of a function that it compiles
+        before = set_eval_frame(None)  # a backward may run in the middle of what Dynamo compiles
         try:
             return self._run(ctx, given)
         finally:
-            dynamo_back(dynamo)
+            set_eval_frame(before)
 
     def _run(self, ctx: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
         program = self.traced.program

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from stator.aot.metadata import Mutation, Program, TangentPlan
-from stator.aot.subclasses import Plain, put_together, width
+from stator.aot.subclasses import Wrapped, put_together, width
 from stator.core.torch_types import Flat
 from stator.torch_api import autocast_off, view_base
 
@@ -88,8 +88,8 @@ def settled(tangent: torch.Tensor, plan: TangentPlan) -> torch.Tensor:
     """The tangent, in the memory layout that the backward was traced with."""
     if plan.stride is not None and tangent.stride() == plan.stride:
         return tangent
-    if not isinstance(plan.layout, Plain):
-        return tangent
+    if isinstance(plan.layout, Wrapped):
+        return _coerced(tangent, plan.layout)
     if plan.stride is None:
         format_ = torch.channels_last if plan.channels_last else torch.contiguous_format
         return tangent.contiguous(memory_format=format_)
@@ -97,6 +97,23 @@ def settled(tangent: torch.Tensor, plan: TangentPlan) -> torch.Tensor:
         tangent.size(), plan.stride, dtype=tangent.dtype, device=tangent.device
     )
     return fresh.copy_(tangent)
+
+
+def _coerced(tangent: Any, layout: Wrapped) -> Any:
+    """A subclass tangent with the metadata that was planned (a placement, say)."""
+    same = type(tangent) is layout.cls
+    if same and tangent.__tensor_flatten__()[1] == layout.context:
+        return tangent
+    coerce = getattr(tangent, "__coerce_same_metadata_as_tangent__", None)
+    found = tangent
+    if coerce is not None:
+        found = coerce(layout.context) if same else coerce(layout.context, layout.cls)
+    if type(found) is not layout.cls:
+        raise RuntimeError(
+            f"a tangent is a {type(tangent).__name__} where the backward was compiled for a "
+            f"{layout.cls.__name__}; convert the gradient before it reaches the compiled function"
+        )
+    return found
 
 
 def by_input(program: Program, grads: Sequence[Any]) -> list[Any]:

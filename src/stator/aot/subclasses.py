@@ -17,6 +17,13 @@ class Plain:
 
 
 @dataclass(frozen=True, slots=True)
+class Fixed:
+    """A part that is no tensor: the same object in every call (a device mesh, say)."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
 class Wrapped:
     """A subclass: its parts by attribute name, and what it needs to be rebuilt.
 
@@ -30,7 +37,7 @@ class Wrapped:
     stride: tuple[int | None, ...]
 
 
-Layout: TypeAlias = Plain | Wrapped
+Layout: TypeAlias = Plain | Fixed | Wrapped
 PLAIN: Final = Plain()
 
 
@@ -41,11 +48,15 @@ def layout_of(value: Any) -> Layout:
     names, context = value.__tensor_flatten__()
     return Wrapped(
         type(value),
-        tuple((name, layout_of(getattr(value, name))) for name in names),
+        tuple((name, _part_of(getattr(value, name))) for name in names),
         context,
         tuple(_static(size) for size in value.size()),
         tuple(_static(stride) for stride in value.stride()),
     )
+
+
+def _part_of(value: Any) -> Layout:
+    return layout_of(value) if isinstance(value, torch.Tensor) else Fixed(value)
 
 
 def _static(size: Any) -> int | None:
@@ -54,16 +65,16 @@ def _static(size: Any) -> int | None:
 
 def width(layout: Layout) -> int:
     """How many plain values the layout falls apart into."""
-    if isinstance(layout, Plain):
-        return 1
+    if not isinstance(layout, Wrapped):
+        return int(isinstance(layout, Plain))
     symbolic = (*layout.size, *layout.stride).count(None)
     return symbolic + sum(width(part) for _, part in layout.parts)
 
 
 def take_apart(value: Any, layout: Layout) -> list[Any]:
     """The plain values of `value`, in the order that `put_together` reads them."""
-    if isinstance(layout, Plain):
-        return [value]
+    if not isinstance(layout, Wrapped):
+        return [value] if isinstance(layout, Plain) else []
     plain: list[Any] = []
     for name, part in layout.parts:
         plain += take_apart(getattr(value, name), part)
@@ -74,8 +85,8 @@ def take_apart(value: Any, layout: Layout) -> list[Any]:
 
 def put_together(layout: Layout, plain: Iterator[Any]) -> Any:
     """The value that falls apart into the next of `plain`."""
-    if isinstance(layout, Plain):
-        return next(plain)
+    if not isinstance(layout, Wrapped):
+        return next(plain) if isinstance(layout, Plain) else layout.value
     parts = {name: put_together(part, plain) for name, part in layout.parts}
     size = tuple(next(plain) if n is None else n for n in layout.size)
     stride = tuple(next(plain) if n is None else n for n in layout.stride)
@@ -90,11 +101,13 @@ def _all_ints(size: Iterable[Any]) -> bool:
 
 def tensor_count(layout: Layout) -> int:
     """How many plain tensors are inside."""
-    return 1 if isinstance(layout, Plain) else sum(tensor_count(part) for _, part in layout.parts)
+    if not isinstance(layout, Wrapped):
+        return int(isinstance(layout, Plain))
+    return sum(tensor_count(part) for _, part in layout.parts)
 
 
 def tensor_parts(value: Any, layout: Layout) -> list[torch.Tensor]:
     """The plain tensors inside `value`, without its symbolic sizes."""
-    if isinstance(layout, Plain):
-        return [value]
+    if not isinstance(layout, Wrapped):
+        return [value] if isinstance(layout, Plain) else []
     return [t for name, part in layout.parts for t in tensor_parts(getattr(value, name), part)]

@@ -26,7 +26,7 @@ from stator.aot.metadata import (
     ValueFact,
 )
 from stator.aot.observe import Before, Observed, observe
-from stator.aot.subclasses import Layout, Plain, layout_of, put_together, take_apart, width
+from stator.aot.subclasses import Layout, Plain, Wrapped, layout_of, put_together, take_apart, width
 from stator.aot.tokens import strip_tokens
 from stator.aot.views import View, geometry_between, steps_between
 from stator.core.torch_types import Flat
@@ -64,7 +64,6 @@ class Traced:
     values: list[Any]  # nodes of the program's values, taken apart; constants stand as they are
     updates: list[tuple[fx.Node, Any]]  # (placeholder, its new value) to be written by the graph
     grads: list[Any]  # nodes or None
-    forward_end: int  # how many nodes were there when the forward was through
     backward_error: RuntimeError | None  # what eager raises when it is asked for gradients
 
 
@@ -116,7 +115,6 @@ class _Tracer:
     tangent_plans: list[TangentPlan] = field(init=False, default_factory=list)
     grad_layouts: list[Layout | None] = field(init=False, default_factory=list)
     grad_mode_after: bool | None = field(init=False, default=None)
-    forward_end: int = field(init=False, default=0)
     view_outputs: list[int] = field(init=False, default_factory=list)
     backward_error: RuntimeError | None = field(init=False, default=None)
 
@@ -142,7 +140,8 @@ class _Tracer:
                 self.grad_mode_after = torch.is_grad_enabled()
                 torch.set_grad_enabled(grad_mode)
             self.seen = observe(entered, before, outputs)
-            self.forward_end = len(_recorder().graph.nodes)
+            for node in _recorder().graph.nodes:
+                node.meta["in_forward"] = True
             values = [
                 part
                 for value in self.seen.values
@@ -196,10 +195,10 @@ class _Tracer:
             if not value.differentiable:
                 continue
             outputs.append(value.tensor)
+            if isinstance(layout, Wrapped):
+                parts, layout = self._expected(put_together(layout, iter(parts)))
             self.tangent_plans.append(_plan_tangent(value.tensor, layout))
-            fresh = [self._tangent(part) for part in parts if isinstance(part, torch.Tensor)]
-            numbers = [part for part in parts if not isinstance(part, torch.Tensor)]
-            fresh += numbers  # sizes of a subclass are the value's own
+            fresh = [self._tangent(p) if isinstance(p, torch.Tensor) else p for p in parts]
             tangents.append(put_together(layout, iter([to_functional(part) for part in fresh])))
         needs = [isinstance(root, torch.Tensor) and root.requires_grad for root in self.roots]
         if not outputs or not any(needs):
@@ -228,6 +227,15 @@ class _Tracer:
             grads += take_apart(plain, layout)
         return grads
 
+    def _expected(self, value: torch.Tensor) -> tuple[list[Any], Layout]:
+        """The parts and layout that a subclass wants the tangent of `value` to have."""
+        coerce = getattr(value, "__coerce_tangent_metadata__", None)
+        if coerce is not None:
+            with disable_functional_mode(), disable_proxy_modes_tracing(), self.mode:
+                value = coerce()
+        layout = layout_of(value)
+        return take_apart(value, layout), layout
+
     def _tangent(self, like: Any) -> Any:
         """A new placeholder with the geometry of `like`."""
         with disable_functional_mode(), disable_proxy_modes_tracing(), self.mode, torch.no_grad():
@@ -248,7 +256,6 @@ class _Tracer:
     def finish(self, module: fx.GraphModule) -> Traced:
         """Tidy the graph up and say what it does."""
         graph = module.graph
-        marker = list(graph.nodes)[: self.forward_end]
         strip_tokens(graph)
         _placeholders_first(graph)
         placeholders = graph.find_nodes(op="placeholder")
@@ -256,7 +263,6 @@ class _Tracer:
         (output,) = graph.find_nodes(op="output")
         values, now, views, grads = (list(group) for group in output.args[0])
         program = self._program(graph, now, views, values)
-        still = set(graph.nodes)
         return Traced(
             module,
             program,
@@ -265,7 +271,6 @@ class _Tracer:
             values,
             self._updates(primals, now, program),
             grads,
-            sum(node in still for node in marker),
             self.backward_error,
         )
 

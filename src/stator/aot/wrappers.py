@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from stator.aot.metadata import Mutation, OutputFact, Program, Source
-from stator.aot.subclasses import Layout, Plain, put_together, width
+from stator.aot.subclasses import Layout, Plain, Wrapped, put_together, width
 from stator.aot.views import View
 from stator.core import source as text
 from stator.core.torch_types import Boxed
@@ -202,8 +202,8 @@ def become(target: torch.Tensor, value: torch.Tensor) -> None:
 
 def parts_of(expression: str, layout: Layout) -> list[str]:
     """Expressions for the plain values inside of `expression`, in the order of `take_apart`."""
-    if isinstance(layout, Plain):
-        return [expression]
+    if not isinstance(layout, Wrapped):
+        return [expression] if isinstance(layout, Plain) else []
     parts = [
         part for name, inner in layout.parts for part in parts_of(f"{expression}.{name}", inner)
     ]

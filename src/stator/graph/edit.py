@@ -8,6 +8,8 @@ from typing import Final
 import torch
 from torch import fx
 
+from stator.torch_api import returns_of
+
 aten = torch.ops.aten
 
 # They return a value for others to depend on, and check all the same if none does.
@@ -18,8 +20,11 @@ ASSERTIONS: Final = frozenset(
 
 def is_effect(node: fx.Node) -> bool:
     """Whether the node must run even if nobody reads its result."""
-    return node.op == "call_function" and bool(
-        node.meta.get("effect") or node.target in ASSERTIONS or node.is_impure()
+    if node.op != "call_function":
+        return False
+    without_result = returns_of(node.target) == 0  # run for what it does: an assertion, a print
+    return bool(
+        without_result or node.meta.get("effect") or node.target in ASSERTIONS or node.is_impure()
     )
 
 

@@ -31,8 +31,8 @@ def classify(traced: Traced) -> Classes:
     roots += [new for _, new in traced.updates if isinstance(new, fx.Node)]
     roots += [
         node
-        for node in nodes[: traced.forward_end]
-        if is_effect(node) and node not in after_tangents
+        for node in nodes
+        if node.meta.get("in_forward") and is_effect(node) and node not in after_tangents
     ]
     forward = set(traced.primals) | needed_by(roots)
     for node in nodes:  # the parts of a forward result are forward, whoever reads them
