@@ -236,14 +236,20 @@ def fake_inputs(module: Any, inputs: Any) -> tuple[list[Any], FakeTensorMode]:
 
 
 def detached(value: Any) -> Any:
-    """A fake tensor without autograd history; a number that Dynamo took out of it stays known."""
+    """A fake tensor without autograd history; numbers that Dynamo took out of it stay known."""
     if not isinstance(value, torch.Tensor):
         return value
     twin = value.detach()
-    memo = getattr(value, "item_memo", None)
-    if memo is not None:
-        twin.item_memo = memo
+    remember_numbers(twin, value)
     return twin
+
+
+def remember_numbers(twin: torch.Tensor, value: torch.Tensor) -> None:
+    """Symbols that stand for numbers inside of `value` stand for those inside of `twin`."""
+    for memo in ("item_memo", "nested_int_memo"):
+        known = getattr(value, memo, None)
+        if known is not None:
+            setattr(twin, memo, known)
 
 
 @contextmanager

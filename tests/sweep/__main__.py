@@ -76,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--limit", type=float, default=60.0, help="seconds for one run of a case")
     parser.add_argument("--memory-gib", type=float, default=12.0, help="address space of a worker")
-    parser.add_argument("--resume", action="store_true", help="keep what the last run finished")
+    parser.add_argument("--resume", action="store_true", help="keep what the last run passed")
     return parser
 
 
@@ -93,10 +93,15 @@ def _setup(chosen: argparse.Namespace) -> Setup:
 
 
 def _earlier(file: ResultsFile, conditions: Conditions, todo: list[Unit]) -> list[UnitResult]:
-    wanted = set(todo)
+    """What need not be run again: all but the exceptions, which may have been mended since."""
     if not file.path.exists():
         return []
-    return [result for result in file.read(conditions) if result.unit in wanted]
+    latest = {result.unit: result for result in file.read(conditions)}
+    return [latest[unit] for unit in todo if unit in latest and not _has_exception(latest[unit])]
+
+
+def _has_exception(result: UnitResult) -> bool:
+    return any(outcome.verdict == EXCEPTION for outcome in result.outcomes)
 
 
 def _run(

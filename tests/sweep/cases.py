@@ -67,6 +67,10 @@ class Samples:
     available: int
 
 
+class NoSamplesError(Exception):
+    """Torch's database raised instead of making samples."""
+
+
 def _call_without_reseeding(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return op(*args, **kwargs)
 
@@ -104,11 +108,15 @@ def _directions(info: Any, dtype: torch.dtype, in_place: bool) -> Iterator[str]:
 
 
 def samples(unit: Unit, cap: int) -> Samples:
-    """At most `cap` samples of a unit; what the database raises while making them passes on."""
+    """At most `cap` samples of a unit; raises NoSamplesError where the database fails."""
+    make = functools.partial(unit.info.sample_inputs, "cpu", DTYPES[unit.dtype])
     _seed_all(unit.seed)
-    made = list(
-        unit.info.sample_inputs("cpu", DTYPES[unit.dtype], requires_grad=unit.direction == BACKWARD)
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the database uses what torch has deprecated
+        try:
+            made = list(make(requires_grad=unit.direction == BACKWARD))
+        except Exception as error:  # foreign code: it may raise anything
+            raise NoSamplesError(repr(error)[:300]) from error
     chosen = tuple((index, made[index]) for index in spread(len(made), cap))
     return Samples(chosen, len(made))
 

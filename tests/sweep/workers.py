@@ -18,7 +18,7 @@ from typing import Final
 
 import torch
 
-from tests.sweep.cases import Unit, samples
+from tests.sweep.cases import NoSamplesError, Unit, samples
 from tests.sweep.judge import BOTH_FAIL, Judge, Outcome
 from tests.sweep.observe import Case
 from tests.sweep.results import UnitResult
@@ -190,8 +190,8 @@ def _serve(connection: Connection, setup: Setup, number: int) -> None:
 def _judge_task(task: Task, setup: Setup, connection: Connection) -> UnitResult:
     try:
         made = samples(task.unit, setup.samples)
-    except Exception as error:  # the database is torch's own: whatever it raises is noted
-        return UnitResult(task.unit, why_none=f"{_MAKING_SAMPLES}: {error!r}"[:300])
+    except NoSamplesError as error:
+        return UnitResult(task.unit, why_none=f"{_MAKING_SAMPLES}: {error}")
     if not made.chosen:
         return UnitResult(task.unit, why_none="the database has no samples")
     outcomes = list(task.outcomes)

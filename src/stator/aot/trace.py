@@ -47,6 +47,7 @@ from stator.torch_api import (
     is_random_op,
     make_fx,
     python_dispatcher,
+    remember_numbers,
     saved_tensor_hooks_off,
     to_functional,
     track_tensor_tree,
@@ -245,6 +246,7 @@ class _Tracer:
                 )
             else:
                 tangent = torch.empty(like.size(), dtype=like.dtype, device=like.device)
+            remember_numbers(tangent, like)
         recorder = _recorder()
         name = f"tangent_{len(recorder.graph.nodes)}"  # unique: the graph only grows
         proxy = recorder.create_proxy("placeholder", name, (), {}, name=name)
