@@ -11,12 +11,12 @@ from torch import fx
 
 from stator.aot.compile import compile_flat
 from stator.core.events import Compilation, start_compilation
-from stator.core.fallback import note_fallback
+from stator.core.fallback import explained, note_fallback
 from stator.graph.capture import attribute_tensors, graph_runner
 from stator.graph.run import run_passes
 from stator.options import Options, read_options
 from stator.pipeline import PRE_GRAD, make_tools
-from stator.torch_api import fake_inputs
+from stator.torch_api import NEEDS_VALUES, TracingContext, fake_inputs
 
 TORCH_COMPILE_KEYWORDS = ("dynamic", "fullgraph", "disable")
 
@@ -48,15 +48,21 @@ def compile_fx(
     """Compile a graph that Dynamo captured; returns a function with the graph's signature.
 
     A failure inside of the compiler makes the graph run in eager mode, with one warning; under
-    `Options.strict` it raises.
+    `Options.strict` it raises.  Where the program looks at values, Dynamo breaks the graph.
     """
     chosen = read_options(mode, options)
     record = start_compilation()
+    eager: Callable[..., Any] = module.forward
     try:
         return _compile(module, example_inputs, chosen, record)
+    except NEEDS_VALUES as error:
+        record.fallback = str(explained(error, record))
+        if TracingContext.try_get() is not None:
+            raise  # Dynamo breaks the graph there, says so, and compiles the parts
+        note_fallback(error, record, chosen.strict)
+        return eager
     except Exception as error:
         note_fallback(error, record, chosen.strict)
-        eager: Callable[..., Any] = module.forward
         return eager
 
 

@@ -16,7 +16,13 @@ from torch._functorch.autograd_function import autograd_function_apply
 from torch._guards import TracingContext, detect_fake_mode
 from torch._higher_order_ops.effects import with_effects
 from torch._ops import HigherOrderOperator, OpOverload
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
 from torch._subclasses.functional_tensor import (
     FunctionalTensor,
     FunctionalTensorMode,
@@ -77,6 +83,13 @@ BELOW_AUTOGRAD: Final[Any] = (
     | _KeySet(_Key.AutocastCUDA)
 )
 below_autograd: Final[Any] = torch._C._ExcludeDispatchKeyGuard
+
+# The program looks at values, which a trace has none of.  Dynamo answers with a graph break.
+NEEDS_VALUES: Final[tuple[type[Exception], ...]] = (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
 
 SYMBOLIC_TYPES: Final[tuple[type, ...]] = (torch.SymInt, torch.SymFloat, torch.SymBool)
 

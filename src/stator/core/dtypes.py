@@ -1,0 +1,79 @@
+"""Element types."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+import torch
+
+
+class DType(Enum):
+    """Type of an element; the value is its text form."""
+
+    F64 = "f64"
+    F32 = "f32"
+    F16 = "f16"
+    BF16 = "bf16"
+    I64 = "i64"
+    I32 = "i32"
+    I16 = "i16"
+    I8 = "i8"
+    U8 = "u8"
+    BOOL = "bool"
+
+    def __repr__(self) -> str:
+        return self.value
+
+    @property
+    def is_float(self) -> bool:
+        """Whether it holds floating-point numbers."""
+        return self in _FLOATS
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether it holds negative numbers."""
+        return self not in (DType.U8, DType.BOOL)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of one element in memory."""
+        return _BYTES[self]
+
+    @property
+    def computed_in(self) -> DType:
+        """The type that arithmetic on it uses: half precision is widened."""
+        return DType.F32 if self in (DType.F16, DType.BF16) else self
+
+
+_FLOATS: Final = frozenset({DType.F64, DType.F32, DType.F16, DType.BF16})
+_BYTES: Final = {
+    DType.F64: 8,
+    DType.F32: 4,
+    DType.F16: 2,
+    DType.BF16: 2,
+    DType.I64: 8,
+    DType.I32: 4,
+    DType.I16: 2,
+    DType.I8: 1,
+    DType.U8: 1,
+    DType.BOOL: 1,
+}
+
+TORCH_DTYPES: Final = {
+    torch.float64: DType.F64,
+    torch.float32: DType.F32,
+    torch.float16: DType.F16,
+    torch.bfloat16: DType.BF16,
+    torch.int64: DType.I64,
+    torch.int32: DType.I32,
+    torch.int16: DType.I16,
+    torch.int8: DType.I8,
+    torch.uint8: DType.U8,
+    torch.bool: DType.BOOL,
+}
+
+
+def from_torch(dtype: torch.dtype) -> DType | None:
+    """Our type for torch's; None where there is none (complex, quantized, …)."""
+    return TORCH_DTYPES.get(dtype)

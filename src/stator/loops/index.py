@@ -1,0 +1,290 @@
+"""Integer algebra over axes and size symbols: sums of products, floor division, modulo.
+
+An index is a polynomial with integer coefficients.  Its atoms are axes (0 <= axis < size), symbols
+for sizes known at run time (>= 0), and quotients and remainders that did not simplify.  All is exact:
+no rule depends on a guess, so an index means the same before and after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeAlias
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A loop counter, from 0 to below `size`.  Text form: `i0`."""
+
+    name: str
+    size: Index
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """A size known at run time.  Text form: `s0`."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Quotient:
+    """Floor division by a positive number.  Text form: `(i0 // 3)`."""
+
+    value: Index
+    by: Index
+
+    def __str__(self) -> str:
+        return f"({self.value} // {self.by})"
+
+
+@dataclass(frozen=True)
+class Remainder:
+    """What floor division leaves.  Text form: `(i0 % 3)`."""
+
+    value: Index
+    by: Index
+
+    def __str__(self) -> str:
+        return f"({self.value} % {self.by})"
+
+
+@dataclass(frozen=True)
+class Element:
+    """An integer that the program computes: the index of a gather.  Text form: `[expr]`."""
+
+    expr: Any  # loops.ir.Expr, which holds indices in turn
+
+    def __str__(self) -> str:
+        return f"[{self.expr}]"
+
+
+Atom: TypeAlias = Axis | Symbol | Quotient | Remainder | Element
+Product: TypeAlias = tuple[Atom, ...]
+
+
+@dataclass(frozen=True)
+class Index:
+    """A sum of products with integer factors, in a fixed order."""
+
+    terms: tuple[tuple[Product, int], ...] = ()
+
+    @staticmethod
+    def of(value: Index | Atom | int) -> Index:
+        """`value` as an index."""
+        if isinstance(value, Index):
+            return value
+        if isinstance(value, int):
+            return Index((((), value),)) if value else ZERO
+        return Index((((value,), 1),))
+
+    def __add__(self, other: Index | Atom | int) -> Index:
+        return _sum((*self.terms, *Index.of(other).terms))
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Index:
+        return Index(tuple((product, -factor) for product, factor in self.terms))
+
+    def __sub__(self, other: Index | Atom | int) -> Index:
+        return self + -Index.of(other)
+
+    def __rsub__(self, other: Index | Atom | int) -> Index:
+        return Index.of(other) - self
+
+    def __mul__(self, other: Index | Atom | int) -> Index:
+        right = Index.of(other)
+        return _sum((_ordered(p + q), a * b) for p, a in self.terms for q, b in right.terms)
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: Index | Atom | int) -> Index:
+        return _divide(self, Index.of(other))[0]
+
+    def __mod__(self, other: Index | Atom | int) -> Index:
+        return _divide(self, Index.of(other))[1]
+
+    def __str__(self) -> str:
+        if not self.terms:
+            return "0"
+        text = ""
+        for product, factor in self.terms:
+            names = "*".join(str(atom) for atom in product)
+            size = abs(factor)
+            body = names if size == 1 and names else "*".join(filter(None, (str(size), names)))
+            sign = "-" if factor < 0 else "+"
+            text += f" {sign} {body}" if text else ("-" + body if factor < 0 else body)
+        return text
+
+    @cached_property
+    def constant(self) -> int | None:
+        """The number it is, if it is one."""
+        if not self.terms:
+            return 0
+        if len(self.terms) == 1 and not self.terms[0][0]:
+            return self.terms[0][1]
+        return None
+
+    @cached_property
+    def axes(self) -> frozenset[Axis]:
+        """Axes it depends on, inside of quotients and computed indices as well."""
+        return frozenset(
+            axis for product, _ in self.terms for atom in product for axis in axes_of(atom)
+        )
+
+    def factor_of(self, axis: Axis) -> Index | None:
+        """What the index grows by when `axis` does by one; None if that is not constant."""
+        found = ZERO
+        for product, factor in self.terms:
+            if axis not in product:
+                if any(axis in axes_of(atom) for atom in product):
+                    return None
+                continue
+            rest = list(product)
+            rest.remove(axis)
+            if any(axis in axes_of(atom) for atom in rest):
+                return None
+            found = found + Index(((tuple(rest), factor),))
+        return found
+
+    def replaced(self, values: Mapping[Axis, Index]) -> Index:
+        """The index with axes replaced."""
+        if not self.axes & values.keys():
+            return self
+        total = ZERO
+        for product, factor in self.terms:
+            part = Index.of(factor)
+            for atom in product:
+                part = part * _replaced(atom, values)
+            total = total + part
+        return total
+
+
+ZERO = Index()
+
+
+def axes_of(atom: Atom) -> frozenset[Axis]:
+    """Axes that an atom depends on."""
+    match atom:
+        case Axis():
+            return frozenset({atom})
+        case Symbol():
+            return frozenset()
+        case Quotient() | Remainder():
+            return atom.value.axes | atom.by.axes
+        case Element():
+            found: frozenset[Axis] = atom.expr.axes
+            return found
+
+
+def upper_bound(index: Index) -> Index | None:
+    """A size-only index that it never exceeds; None if none is known."""
+    return _bound(index, upper=True)
+
+
+def lower_bound(index: Index) -> Index | None:
+    """A size-only index that it never falls below; None if none is known."""
+    return _bound(index, upper=False)
+
+
+def is_at_least(index: Index, number: int) -> bool:
+    """Whether a size-only index is known to reach `number`: symbols are at least 0."""
+    rest = index - number
+    return all(factor >= 0 for _, factor in rest.terms)
+
+
+def _bound(index: Index, *, upper: bool) -> Index | None:
+    total = ZERO
+    for product, factor in index.terms:
+        part = Index.of(factor)
+        for atom in product:
+            limit = _atom_bound(atom, upper=upper == (factor > 0))
+            if limit is None:
+                return None
+            part = part * limit
+        total = total + part
+    return total
+
+
+def _atom_bound(atom: Atom, *, upper: bool) -> Index | None:
+    match atom:
+        case Axis():
+            return atom.size - 1 if upper else ZERO
+        case Symbol():
+            return Index.of(atom)
+        case Remainder():
+            return atom.by - 1 if upper else ZERO
+        case Quotient():
+            limit = _bound(atom.value, upper=upper)
+            return None if limit is None else limit // atom.by
+        case Element():
+            return None
+
+
+def _sum(terms: Iterable[tuple[Product, int]]) -> Index:
+    total: dict[Product, int] = {}
+    for product, factor in terms:
+        total[product] = total.get(product, 0) + factor
+    kept = [(product, factor) for product, factor in total.items() if factor]
+    return Index(tuple(sorted(kept, key=lambda term: (-len(term[0]), [str(a) for a in term[0]]))))
+
+
+def _ordered(product: Product) -> Product:
+    return tuple(sorted(product, key=str))
+
+
+def _divide(value: Index, by: Index) -> tuple[Index, Index]:
+    """Quotient and remainder; what is known to be whole comes out of the division."""
+    if by.constant == 1:
+        return value, ZERO
+    if value.constant is not None and by.constant is not None:
+        return Index.of(value.constant // by.constant), Index.of(value.constant % by.constant)
+    whole, rest = ZERO, ZERO
+    for product, factor in value.terms:
+        quotient = _exact(product, factor, by)
+        if quotient is None:
+            rest = rest + Index(((product, factor),))
+        else:
+            whole = whole + quotient
+    high, low = upper_bound(rest), lower_bound(rest)
+    if high is not None and low is not None and is_at_least(low, 0) and is_at_least(by - high, 1):
+        return whole, rest
+    if not rest.terms:
+        return whole, ZERO
+    return whole + Index.of(Quotient(rest, by)), Index.of(Remainder(rest, by))
+
+
+def _exact(product: Product, factor: int, by: Index) -> Index | None:
+    """The term divided by `by`, if that leaves nothing."""
+    if len(by.terms) != 1:
+        return None
+    ((symbols, number),) = by.terms
+    if factor % number:
+        return None
+    rest = list(product)
+    for symbol in symbols:
+        if symbol not in rest:
+            return None
+        rest.remove(symbol)
+    return Index(((tuple(rest), factor // number),))
+
+
+def _replaced(atom: Atom, values: Mapping[Axis, Index]) -> Index:
+    match atom:
+        case Axis():
+            return values.get(atom, Index.of(atom))
+        case Symbol():
+            return Index.of(atom)
+        case Quotient():
+            return atom.value.replaced(values) // atom.by.replaced(values)
+        case Remainder():
+            return atom.value.replaced(values) % atom.by.replaced(values)
+        case Element():
+            return Index.of(Element(atom.expr.replaced(values)))

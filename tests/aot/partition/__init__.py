@@ -1,0 +1,1 @@
+"""Tests of how a joint graph is cut in two."""

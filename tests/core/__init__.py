@@ -1,0 +1,1 @@
+"""Tests of what the rest of the package stands on."""

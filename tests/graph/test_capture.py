@@ -1,0 +1,248 @@
+"""Captured graphs as flat programs: lifted attributes, the user's lines and functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+
+from stator.graph.capture import attribute_tensors, graph_runner
+
+
+def captured(fn: Callable[..., Any], *inputs: Any, dynamic: bool | None = None) -> fx.GraphModule:
+    """The one graph that Dynamo finds in `fn`."""
+    found: list[fx.GraphModule] = []
+
+    def keep(module: fx.GraphModule, _: Any) -> Callable[..., Any]:
+        found.append(module)
+        forward: Callable[..., Any] = module.forward
+        return forward
+
+    torch.compile(fn, backend=keep, fullgraph=True, dynamic=dynamic)(*inputs)
+    (module,) = found
+    return module
+
+
+# Attributes
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3))
+        self.register_buffer("shift", torch.randn(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight + self.shift * self.weight
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Layer()
+        self.scale = nn.Parameter(torch.randn(3))
+        self.unread = nn.Parameter(torch.randn(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.inner.forward(x) * self.scale
+        return y
+
+
+def test_every_tensor_that_the_graph_reads_is_found_by_name() -> None:
+    net = Net()
+    module = fx.symbolic_trace(net)
+
+    found = attribute_tensors(module)
+
+    assert {name: id(tensor) for name, tensor in found.items()} == {
+        "inner.weight": id(net.inner.weight),
+        "inner.shift": id(net.inner.shift),
+        "scale": id(net.scale),
+    }
+
+
+def test_an_attribute_that_is_no_tensor_is_left_where_it_is() -> None:
+    def either(x: Tensor) -> Tensor:
+        branch: Tensor = torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
+        return branch
+
+    module = captured(either, torch.randn(3))
+
+    assert module.graph.find_nodes(op="get_attr")  # the branches
+    assert attribute_tensors(module) == {}
+
+
+def test_lifted_attributes_are_taken_from_the_arguments() -> None:
+    net, x = Net(), torch.randn(3)
+    module = fx.symbolic_trace(net)
+    names = list(attribute_tensors(module))
+    others = {name: torch.randn(3) for name in names}
+    twin = Net()
+    twin.load_state_dict({**others, "unread": net.unread})
+
+    (ours,) = graph_runner(module, names)(x, *others.values())
+
+    torch.testing.assert_close(ours, twin(x))
+    assert not torch.allclose(ours, net(x))
+
+
+def test_attributes_that_are_not_lifted_are_read_from_the_module() -> None:
+    net, x = Net(), torch.randn(3)
+    module = fx.symbolic_trace(net)
+
+    (ours,) = graph_runner(module, ["scale"])(x, torch.ones(3))
+
+    torch.testing.assert_close(ours, net.inner(x))
+
+
+# Running
+
+
+@pytest.mark.parametrize(
+    ("fn", "count"),
+    [
+        (lambda x: x.sin(), 1),
+        (lambda x: (x.sin(),), 1),
+        (lambda x: (x.sin(), x.cos()), 2),
+        (lambda x: [x.sin(), x.cos(), x], 3),
+    ],
+    ids=["tensor", "one", "tuple", "list"],
+)
+def test_results_come_as_a_flat_list(fn: Callable[..., Any], count: int) -> None:
+    x = torch.randn(3)
+
+    found = graph_runner(fx.symbolic_trace(fn), [])(x)
+
+    assert isinstance(found, list)
+    assert len(found) == count
+    assert torch.equal(found[0], x.sin())
+
+
+def mismatched(x: Tensor, y: Tensor) -> Tensor:
+    z = x.sin()
+    return z @ y  # the line that fails
+
+
+def test_an_error_carries_the_user_s_line() -> None:
+    module = captured(mismatched, torch.randn(2, 3), torch.randn(3, 2))
+
+    with pytest.raises(RuntimeError) as caught:
+        graph_runner(module, [])(torch.randn(2, 3), torch.randn(2, 3))
+
+    line = mismatched.__code__.co_firstlineno + 2
+    assert caught.value.user_line == f"{__file__}:{line}"  # type: ignore[attr-defined]
+
+
+# The user's own differentiation
+
+
+class Square(torch.autograd.Function):
+    """x**2, whose gradient is thrice too large, so that it is told from the formula's."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        found: Tensor = grad * x * 6
+        return found
+
+
+class WithPlace(torch.autograd.Function):
+    """Largest element's place beside a result; the size is saved as a number."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        place = x.argmax()
+        ctx.mark_non_differentiable(place)
+        ctx.save_for_backward(place)
+        ctx.size = x.shape[0]
+        return x.sin(), place
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Any) -> Tensor:
+        (place,) = ctx.saved_tensors
+        found: Tensor = grad * ctx.size + place
+        return found
+
+
+class DoubleInPlace(torch.autograd.Function):
+    """x *= 2, with a gradient of 5."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        x.mul_(2)
+        ctx.mark_dirty(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * 5
+
+
+def leaf(*values: float) -> Tensor:
+    return torch.tensor(values, requires_grad=True)
+
+
+def test_a_user_function_keeps_its_own_backward() -> None:
+    x = leaf(1, 2, 3)
+    program = graph_runner(captured(Square.apply, x), [])
+
+    (out,) = program(x)
+    (grad,) = torch.autograd.grad(out.sum(), x)
+
+    assert out.tolist() == [1, 4, 9]
+    assert grad.tolist() == [6, 12, 18]
+
+
+def test_a_user_function_can_be_differentiated_again() -> None:
+    x = leaf(1, 2, 3)
+    program = graph_runner(captured(Square.apply, x), [])
+
+    (grad,) = torch.autograd.grad(program(x)[0].sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(grad.sum(), x)
+
+    assert second.tolist() == [6, 6, 6]
+
+
+def test_an_output_marked_so_has_no_gradient() -> None:
+    x = leaf(1, 3, 2)
+    program = graph_runner(captured(WithPlace.apply, x, dynamic=False), [])
+
+    out, place = program(x)
+
+    assert out.requires_grad
+    assert place.item() == 1
+    assert not place.requires_grad
+
+
+def test_numbers_are_saved_beside_tensors() -> None:
+    x = leaf(1, 3, 2)
+    module = captured(WithPlace.apply, x, dynamic=True)
+    # the size is an argument of its own
+    assert len(module.graph.find_nodes(op="placeholder")) == 2
+
+    out, _ = graph_runner(module, [])(3, x)
+    (grad,) = torch.autograd.grad(out.sum(), x)
+
+    assert grad.tolist() == [4, 4, 4]
+
+
+def test_a_function_that_writes_to_its_argument_returns_it() -> None:
+    def fn(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x * 1
+        return DoubleInPlace.apply(y), y
+
+    x = leaf(1, 2)
+    out, y = graph_runner(captured(fn, x), [])(x)
+    (grad,) = torch.autograd.grad(y.sum(), x)
+
+    assert out is y
+    assert y.tolist() == [2, 4]
+    assert grad.tolist() == [5, 5]

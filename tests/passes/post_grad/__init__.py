@@ -1,0 +1,1 @@
+"""Tests of the passes over each half of a joint graph."""

@@ -1,0 +1,1 @@
+"""Tests of the passes over the graph that Dynamo captured."""
