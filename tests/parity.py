@@ -38,6 +38,7 @@ class Settings(TypedDict, total=False):
     grad: bool
     fullgraph: bool
     tolerance_scale: float
+    precision: torch.dtype | None
     seed: int | None
     expect_graph: bool
     use: Callable[..., Any]
@@ -47,6 +48,25 @@ class Settings(TypedDict, total=False):
 def call(fn: Callable[..., Any], *inputs: Any) -> Any:
     """The plain use of a function."""
     return fn(*inputs)
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How far from the reference a result may be."""
+
+    scale: float = 2.0  # times eager's own error
+    precision: torch.dtype | None = None  # whose ulp is allowed on top; None: the result's
+
+    def allowed(
+        self, eager_error: float, magnitude: float, dtype: torch.dtype, known: bool
+    ) -> float:
+        """The largest error; without a reference, a few roundings done otherwise than eager's."""
+        ulp = ulp_scale(self.precision or dtype) * magnitude
+        return self.scale * eager_error + ulp * (1 if known else UNKNOWN_ULPS)
+
+
+UNKNOWN_ULPS = 8
+EAGERS = Tolerance()
 
 
 @dataclass(frozen=True)
@@ -60,10 +80,16 @@ class Plan:
     grad: bool = True  # run backward, where an output requires grad
     fullgraph: bool = False
     tolerance_scale: float = 2.0
+    precision: torch.dtype | None = None  # the coarsest type it computes in; None: its results'
     seed: int | None = None  # for functions that draw random numbers; then float64 says nothing
     expect_graph: bool = True  # fail if Dynamo found nothing to compile: the check would be empty
     use: Callable[..., Any] = call  # `use(fn, *inputs)`, run eagerly around the compiled `fn`
     compiler: Callable[..., Any] | None = None  # instead of torch.compile
+
+    @property
+    def tolerance(self) -> Tolerance:
+        """How far off results may be."""
+        return Tolerance(self.tolerance_scale, self.precision)
 
 
 @dataclass
@@ -157,11 +183,11 @@ def compare_forward(ours: Run, eager: Run, wide: Run | None, plan: Plan) -> None
             continue
         assert isinstance(mine, torch.Tensor), f"{what} is {type(mine)}, eager gives a tensor"
         compare_metadata(mine, theirs, what)
-        compare_values(mine, theirs, wide and wide.outputs[index], what, plan.tolerance_scale)
+        compare_values(mine, theirs, wide and wide.outputs[index], what, plan.tolerance)
     for index, (mine, theirs) in enumerate(zip(ours.inputs, eager.inputs, strict=True)):
         what = f"input {index} after the call"
         compare_metadata(mine, theirs, what)
-        compare_values(mine, theirs, wide and wide.inputs[index], what, plan.tolerance_scale)
+        compare_values(mine, theirs, wide and wide.inputs[index], what, plan.tolerance)
     _compare_state(ours, eager, wide, plan)
     _compare_sharing(ours, eager)
     for index, (bumped, expected) in enumerate(zip(ours.bumped, eager.bumped, strict=True)):
@@ -193,11 +219,11 @@ def _compare_backward(ours: Run, eager: Run, wide: Run | None, plan: Plan) -> No
     mine = _named_leaves(ours)
     for name, theirs in _named_leaves(eager).items():
         reference = wide_leaves[name].grad if name in wide_leaves else None
-        compare_gradient(mine[name].grad, theirs.grad, reference, name, plan.tolerance_scale)
+        compare_gradient(mine[name].grad, theirs.grad, reference, name, plan.tolerance)
 
 
 def compare_gradient(
-    ours: Tensor, eager: Tensor, wide: Tensor, name: str, scale: float = 2.0
+    ours: Tensor, eager: Tensor, wide: Tensor, name: str, tolerance: Tolerance = EAGERS
 ) -> None:
     """Assert that a gradient is absent where eager's is, and near the reference where not."""
     what = f"gradient of {name}"
@@ -209,7 +235,7 @@ def compare_gradient(
     assert ours.dtype == eager.dtype, f"{what} has dtype {ours.dtype}, eager {eager.dtype}"
     assert ours.shape == eager.shape, f"{what} has shape {ours.shape}, eager {eager.shape}"
     assert ours.requires_grad == eager.requires_grad, f"{what} differs in requires_grad"
-    compare_values(ours, eager, wide, what, scale)
+    compare_values(ours, eager, wide, what, tolerance)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -217,11 +243,12 @@ def compare_gradient(
 
 
 def assert_close_to_reference(
-    ours: Tensor, eager: Tensor, reference: Tensor, what: str, scale: float = 2.0
+    ours: Tensor, eager: Tensor, reference: Tensor, what: str, tolerance: Tolerance = EAGERS
 ) -> None:
     """Assert error(ours) <= scale * error(eager) + eps(dtype) * magnitude, elementwise maxima.
 
-    Without a reference (None, or one of another shape) eager's own values stand in for it.
+    Without a reference (None, or one of another shape) eager's own values stand in for it, and a
+    few roundings may differ.
     """
     mine, theirs = ours.detach().resolve_conj(), eager.detach().resolve_conj()
     if not (theirs.is_floating_point() or theirs.is_complex()):
@@ -231,6 +258,7 @@ def assert_close_to_reference(
     truth = theirs if reference is None else widened(reference.detach().resolve_conj())
     if truth.shape != theirs.shape or truth.dtype != theirs.dtype:
         truth = theirs
+    known = truth is not theirs and eager.dtype not in (torch.float64, torch.complex128)
     finite = torch.isfinite(theirs)
     odd = torch.isclose(mine, theirs, equal_nan=True) | finite
     assert odd.all(), f"{what} has other NaN or infinity:\n{mine}\neager:\n{theirs}"
@@ -239,16 +267,17 @@ def assert_close_to_reference(
     if not theirs.numel():
         return
     magnitude = truth.abs().max().item()
-    allowed = scale * (theirs - truth).abs().max().item() + ulp_scale(eager.dtype) * magnitude
+    eager_error = (theirs - truth).abs().max().item()
+    allowed = tolerance.allowed(eager_error, magnitude, eager.dtype, known)
     error = (mine - truth).abs().max().item()
     assert error <= allowed, (  # false for NaN too
         f"{what}: error {error:.3e}, allowed {allowed:.3e} "
-        f"(eager's {(theirs - truth).abs().max().item():.3e}, magnitude {magnitude:.3e})"
+        f"(eager's {eager_error:.3e}, magnitude {magnitude:.3e})"
     )
 
 
 def compare_values(
-    ours: Tensor, eager: Tensor, wide: Tensor, what: str, scale: float = 2.0
+    ours: Tensor, eager: Tensor, wide: Tensor, what: str, tolerance: Tolerance = EAGERS
 ) -> None:
     """`assert_close_to_reference` for tensors of any layout and for wrapper subclasses."""
     parts = list(plain_tensors(eager))
@@ -261,7 +290,7 @@ def compare_values(
         truths = [None] * len(parts)
     assert len(mine) == len(parts), f"{what} has {len(mine)} inner tensors, eager {len(parts)}"
     for own, theirs, truth in zip(mine, parts, truths, strict=True):
-        assert_close_to_reference(own, theirs, truth, what, scale)
+        assert_close_to_reference(own, theirs, truth, what, tolerance)
 
 
 def ulp_scale(dtype: torch.dtype) -> float:
@@ -317,7 +346,7 @@ def _compare_state(ours: Run, eager: Run, wide: Run | None, plan: Plan) -> None:
     for name, tensor in theirs.items():
         compare_metadata(mine[name], tensor, f"{name} after the call")
         compare_values(
-            mine[name], tensor, truths.get(name), f"{name} after the call", plan.tolerance_scale
+            mine[name], tensor, truths.get(name), f"{name} after the call", plan.tolerance
         )
 
 

@@ -23,6 +23,7 @@ from stator.graph.run import Ctx, GraphPass, dump_graph, run_passes
 from stator.options import Options
 from stator.passes.post_grad.drop_noop_views import drop_noop_views
 from stator.passes.pre_grad.settle_dropout import settle_dropout
+from stator.runtime.fused import plan_kernels
 from stator.runtime.plan import make_plan
 from stator.runtime.python import load_plan
 
@@ -50,7 +51,10 @@ def compile_half(module: fx.GraphModule, name: str, ctx: Ctx) -> Boxed:
     run_passes(POST_GRAD, module.graph, ctx, name)
     dump_graph(module.graph, ctx, name)
     with ctx.record.stage(f"{name}/plan", len(module.graph.nodes)) as progress:
-        plan = make_plan(module)
+        if ctx.options.kernels:
+            plan = plan_kernels(module, ctx.record, name)
+        else:
+            plan = make_plan(module)
         progress.nodes = len(plan.steps)
     with ctx.record.stage(f"{name}/executor", len(plan.steps)):
         return load_plan(plan, name)

@@ -322,3 +322,8 @@ class CountListWrites(TorchFunctionMode):
 def is_missing_derivative(error: RuntimeError) -> bool:
     """Whether autograd found an operator that nobody can differentiate."""
     return "derivative for" in str(error) and "is not implemented" in str(error)
+
+
+def is_fake(value: torch.Tensor) -> bool:
+    """Whether it is a plain fake tensor, not a subclass around one."""
+    return type(value) is FakeTensor or type(value) is torch.nn.Parameter

@@ -86,7 +86,8 @@ def test_gradients_come_back_in_the_dtype_of_the_parameters() -> None:
         assert out.dtype == torch.bfloat16
         return out
 
-    check(layer, torch.randn(2, 4, requires_grad=True), use=use)
+    x = torch.randn(2, 4, requires_grad=True)
+    check(layer, x, use=use, precision=torch.bfloat16)
     with autocast():
         out = compiled(layer)(torch.randn(2, 4))
     out.sum().backward()

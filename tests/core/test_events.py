@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 import stator
@@ -29,9 +27,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
-def no_compilation_yet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def no_compilation_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "_latest", [])
-    yield
 
 
 def test_a_stage_is_recorded_with_its_time_and_counts(clock: Clock) -> None:

@@ -91,24 +91,12 @@ def test_an_error_of_ours_without_a_stage_names_the_running_one() -> None:
 def test_strict_raises_the_explanation_with_its_cause_and_warns_of_nothing() -> None:
     cause, record = KeyError("sin"), running("partition")
 
-    with warnings.catch_warnings(record=True) as heard, pytest.raises(CompileError) as caught:
+    with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
-        note_fallback(cause, record, strict=True)
+        with pytest.raises(CompileError) as caught:
+            note_fallback(cause, record, strict=True)
 
     assert caught.value.stage == "partition"
     assert caught.value.__cause__ is cause
     assert heard == []
     assert record.fallback is None
-
-
-def test_the_warning_points_at_who_asked_for_the_compilation() -> None:
-    def compile_something() -> None:
-        note_fallback(KeyError("sin"), running("trace"), strict=False)
-
-    first = compile_something.__code__.co_firstlineno
-    with pytest.warns(StatorWarning) as caught:
-        compile_something()
-
-    (warning,) = caught
-    assert warning.filename == __file__
-    assert warning.lineno > first + 1  # behind the function that reported it

@@ -48,7 +48,7 @@ def function_of(*lines: str) -> Any:
         0,
         -7,
         2**70,
-        "it's a \"text\"\nof two lines \\ é",
+        'it\'s a "text"\nof two lines \\ é',
         1.5,
         0.1,
         1e308,

@@ -52,13 +52,19 @@ def asserting_a_number(graph: fx.Graph, x: fx.Node) -> fx.Node:
     return call(graph, aten._functional_assert_scalar.default, True, "must hold", x)
 
 
+def checking(graph: fx.Graph, x: fx.Node) -> fx.Node:
+    node = call(graph, aten._linalg_check_errors.default, x, "linalg.inv")
+    node.kwargs = {"is_matrix": True}
+    return node
+
+
 def writing_down(graph: fx.Graph, x: fx.Node) -> fx.Node:
     return call(graph, torch.ops.stator_test.write_down.default, "sum", x)
 
 
 def marked(graph: fx.Graph, x: fx.Node) -> fx.Node:
-    node = call(graph, torch.ops.stator_test.note.default, x, "seen")
-    node.meta["effect"] = True
+    node = call(graph, aten.cos.default, x)
+    node.meta["effect"] = True  # as the calls that had a token
     return node
 
 
@@ -70,6 +76,7 @@ EFFECTS = [
     asserting,
     asserting_functionally,
     asserting_a_number,
+    checking,
     writing_down,
     marked,
     updating_an_input,

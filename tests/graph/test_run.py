@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Final
 
 import pytest
 import torch
@@ -79,7 +80,7 @@ def test_a_pass_is_recorded_with_graph_name_counts_and_changes() -> None:
 
 def test_the_time_of_a_pass_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter([10.0, 12.5])
-    monkeypatch.setattr(events.time, "perf_counter", lambda: next(ticks))
+    monkeypatch.setattr(events, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
     ctx = ctx_with()
 
     run_pass(do_nothing, negations(), ctx, "forward")
@@ -247,21 +248,25 @@ def events_of(**options: Any) -> Compilation:
     return record
 
 
-def test_the_last_compilation_tells_every_stage_in_order() -> None:
+STAGES: Final = [
+    "captured/settle_dropout",
+    "trace",
+    "partition",
+    "forward/drop_noop_views",
+    "forward/plan",
+    "forward/executor",
+    "backward/drop_noop_views",
+    "backward/plan",
+    "backward/executor",
+]
+
+
+def test_the_last_compilation_tells_the_stages_in_order() -> None:
     record = events_of()
 
-    assert [event.name for event in record.stages] == [
-        "captured/settle_dropout",
-        "trace",
-        "partition",
-        "forward/drop_noop_views",
-        "forward/plan",
-        "forward/executor",
-        "backward/drop_noop_views",
-        "backward/plan",
-        "backward/executor",
-    ]
-    assert set(record.graphs) == {"joint", "forward", "backward"}
+    # Others may stand between these.
+    assert [event.name for event in record.stages if event.name in STAGES] == STAGES
+    assert {"joint", "forward", "backward"} <= set(record.graphs)
     assert record.seconds > 0
 
 

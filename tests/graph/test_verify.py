@@ -15,11 +15,11 @@ from tests.aot import custom_operators as custom_operators  # registers them
 
 aten = torch.ops.aten
 
-TRACE = '''  File "train.py", line 40, in step
+TRACE = """  File "train.py", line 40, in step
     loss = model(x)
   File "my models/net.py", line 7, in forward
     return x.add_(1)
-'''
+"""
 
 
 def graph_of(*calls: tuple[Any, ...]) -> fx.Graph:

@@ -1,8 +1,8 @@
 """Integer algebra over axes and size symbols: sums of products, floor division, modulo.
 
 An index is a polynomial with integer coefficients.  Its atoms are axes (0 <= axis < size), symbols
-for sizes known at run time (>= 0), and quotients and remainders that did not simplify.  All is exact:
-no rule depends on a guess, so an index means the same before and after.
+for sizes known at run time (>= 0), and quotients and remainders that did not simplify.  All is
+exact: no rule depends on a guess, so an index means the same before and after.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
 
+from stator.core.interning import Interned
 
-@dataclass(frozen=True)
-class Axis:
+
+@dataclass(frozen=True, eq=False)
+class Axis(metaclass=Interned):
     """A loop counter, from 0 to below `size`.  Text form: `i0`."""
 
     name: str
@@ -24,8 +26,8 @@ class Axis:
         return self.name
 
 
-@dataclass(frozen=True)
-class Symbol:
+@dataclass(frozen=True, eq=False)
+class Symbol(metaclass=Interned):
     """A size known at run time.  Text form: `s0`."""
 
     name: str
@@ -34,8 +36,8 @@ class Symbol:
         return self.name
 
 
-@dataclass(frozen=True)
-class Quotient:
+@dataclass(frozen=True, eq=False)
+class Quotient(metaclass=Interned):
     """Floor division by a positive number.  Text form: `(i0 // 3)`."""
 
     value: Index
@@ -45,8 +47,8 @@ class Quotient:
         return f"({self.value} // {self.by})"
 
 
-@dataclass(frozen=True)
-class Remainder:
+@dataclass(frozen=True, eq=False)
+class Remainder(metaclass=Interned):
     """What floor division leaves.  Text form: `(i0 % 3)`."""
 
     value: Index
@@ -56,8 +58,8 @@ class Remainder:
         return f"({self.value} % {self.by})"
 
 
-@dataclass(frozen=True)
-class Element:
+@dataclass(frozen=True, eq=False)
+class Element(metaclass=Interned):
     """An integer that the program computes: the index of a gather.  Text form: `[expr]`."""
 
     expr: Any  # loops.ir.Expr, which holds indices in turn
@@ -70,8 +72,8 @@ Atom: TypeAlias = Axis | Symbol | Quotient | Remainder | Element
 Product: TypeAlias = tuple[Atom, ...]
 
 
-@dataclass(frozen=True)
-class Index:
+@dataclass(frozen=True, eq=False)
+class Index(metaclass=Interned):
     """A sum of products with integer factors, in a fixed order."""
 
     terms: tuple[tuple[Product, int], ...] = ()
@@ -232,8 +234,28 @@ def _sum(terms: Iterable[tuple[Product, int]]) -> Index:
     total: dict[Product, int] = {}
     for product, factor in terms:
         total[product] = total.get(product, 0) + factor
+    _recombine(total)
     kept = [(product, factor) for product, factor in total.items() if factor]
     return Index(tuple(sorted(kept, key=lambda term: (-len(term[0]), [str(a) for a in term[0]]))))
+
+
+def _recombine(total: dict[Product, int]) -> None:
+    """c*by*(v // by) + c*(v % by)  -->  c*v"""
+    for product in [product for product in total if len(product) == 1]:
+        atom, factor = product[0], total[product]
+        if not factor or not isinstance(atom, Remainder) or atom.by.constant is None:
+            continue
+        quotient = atom.value // atom.by
+        if len(quotient.terms) != 1 or quotient.terms[0][1] != 1:
+            continue
+        partner = quotient.terms[0][0]
+        if total.get(partner) != factor * atom.by.constant:
+            continue
+        total[product] = total[partner] = 0
+        for part, scale in atom.value.terms:
+            total[part] = total.get(part, 0) + scale * factor
+        _recombine(total)  # the parts may meet others
+        return
 
 
 def _ordered(product: Product) -> Product:
@@ -258,7 +280,18 @@ def _divide(value: Index, by: Index) -> tuple[Index, Index]:
         return whole, rest
     if not rest.terms:
         return whole, ZERO
+    inner = _nested(rest, by)
+    if inner is not None:
+        return whole + inner, Index.of(Remainder(rest, by))
     return whole + Index.of(Quotient(rest, by)), Index.of(Remainder(rest, by))
+
+
+def _nested(value: Index, by: Index) -> Index | None:
+    """(v // a) // b  -->  v // (a*b)"""
+    if len(value.terms) != 1 or value.terms[0][1] != 1 or len(value.terms[0][0]) != 1:
+        return None
+    atom = value.terms[0][0][0]
+    return atom.value // (atom.by * by) if isinstance(atom, Quotient) else None
 
 
 def _exact(product: Product, factor: int, by: Index) -> Index | None:

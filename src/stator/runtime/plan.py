@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+import torch
 from torch import fx
 
 
@@ -17,6 +18,18 @@ class Call:
     target: Any
     args: tuple[Any, ...]  # nodes stand for values
     kwargs: dict[str, Any]
+
+    @property
+    def makes(self) -> tuple[str, ...]:
+        """Names it gives."""
+        return (self.name,)
+
+    @property
+    def takes(self) -> tuple[str, ...]:
+        """Names it reads."""
+        found: list[str] = []
+        fx.map_arg((self.args, self.kwargs), lambda node: found.append(node.name))
+        return tuple(found)
 
     def __str__(self) -> str:
         given = [str(arg) for arg in self.args] + [f"{k}={v}" for k, v in self.kwargs.items()]
@@ -30,8 +43,42 @@ class Constant:
     name: str
     value: Any
 
+    @property
+    def makes(self) -> tuple[str, ...]:
+        """Names it gives."""
+        return (self.name,)
+
+    @property
+    def takes(self) -> tuple[str, ...]:
+        """Names it reads: none."""
+        return ()
+
     def __str__(self) -> str:
         return f"{self.name} = constant {type(self.value).__name__}"
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Run a native kernel.  Text form: `a, b = kernel_0(a, b, x, y)`."""
+
+    kernel: Any
+    entry: Any
+    arguments: tuple[str, ...]
+    allocations: tuple[tuple[str, tuple[int, ...], tuple[int, ...], torch.dtype], ...]
+    parallel: bool
+
+    @property
+    def makes(self) -> tuple[str, ...]:
+        """Names it gives."""
+        return tuple(name for name, *_ in self.allocations)
+
+    @property
+    def takes(self) -> tuple[str, ...]:
+        """Names it reads."""
+        return tuple(name for name in self.arguments if name not in self.makes)
+
+    def __str__(self) -> str:
+        return f"{', '.join(self.makes)} = {self.kernel.name}({', '.join(self.arguments)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +87,21 @@ class Free:
 
     names: tuple[str, ...]
 
+    @property
+    def makes(self) -> tuple[str, ...]:
+        """Names it gives: none."""
+        return ()
+
+    @property
+    def takes(self) -> tuple[str, ...]:
+        """Names it reads: none."""
+        return ()
+
     def __str__(self) -> str:
         return f"free {', '.join(self.names)}"
 
 
-Step: TypeAlias = Call | Constant | Free
+Step: TypeAlias = Call | Constant | Launch | Free
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +111,7 @@ class Plan:
     inputs: tuple[str, ...]
     steps: tuple[Step, ...]
     outputs: Any  # tuple of nodes and constants
+    strides: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # that kernels rely on
 
     def __str__(self) -> str:
         body = "".join(f"  {step}\n" for step in self.steps)
@@ -72,7 +130,7 @@ def make_plan(module: fx.GraphModule) -> Plan:
         steps.append(Free(unread))
     for node in graph.nodes:
         if node.op == "get_attr":
-            steps.append(Constant(node.name, _attribute(module, str(node.target))))
+            steps.append(Constant(node.name, attribute(module, str(node.target))))
         elif node.op == "call_function":
             steps.append(Call(node.name, node.target, node.args, dict(node.kwargs)))
         else:
@@ -98,7 +156,8 @@ def _last_reads(graph: fx.Graph, output: fx.Node) -> dict[fx.Node, list[fx.Node]
     return dying
 
 
-def _attribute(module: fx.GraphModule, path: str) -> Any:
+def attribute(module: fx.GraphModule, path: str) -> Any:
+    """What the module holds under a dotted name."""
     value: Any = module
     for name in path.split("."):
         value = getattr(value, name)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+import torch
 from torch import fx
 
 from stator.core.source import Source
 from stator.core.torch_types import Boxed
-from stator.runtime.plan import Call, Constant, Free, Plan
+from stator.runtime.plan import Call, Constant, Free, Launch, Plan
 from stator.torch_api import entry_of
 
 
@@ -20,8 +21,11 @@ def load_plan(plan: Plan, label: str) -> Boxed:
     if plan.inputs:
         source.add(f"{', '.join(plan.inputs)}, = args")
         source.add("args.clear()")
+    settled: set[str] = set()  # tensors whose strides were looked at
     for step in plan.steps:
         match step:
+            case Launch():
+                _launch(source, plan, step, settled)
             case Call():
                 source.add(f"{step.name} = {_call(source, step)}")
             case Constant():
@@ -31,6 +35,33 @@ def load_plan(plan: Plan, label: str) -> Boxed:
     source.add(f"return {_value(source, tuple(plan.outputs))}")
     run: Boxed = source.load(label)["run"]
     return run
+
+
+def _launch(source: Source, plan: Plan, step: Launch, settled: set[str]) -> None:
+    """Make the outputs, then run the kernel on addresses."""
+    for name in step.takes:
+        if name in plan.strides and name not in settled:
+            settled.add(name)
+            stride = source.literal(plan.strides[name])
+            fix = source.bind(restrided, "restrided")
+            source.add(f"if {name}.stride() != {stride}: {name} = {fix}({name}, {stride})")
+    empty, threads = (
+        source.bind(torch.empty_strided, "empty"),
+        source.bind(torch.get_num_threads, "threads"),
+    )
+    for name, size, strides, dtype in step.allocations:
+        shape = f"{source.literal(size)}, {source.literal(strides)}"
+        source.add(f"{name} = {empty}({shape}, dtype={source.bind(dtype, 'dtype')})")
+    settled.update(step.makes)
+    given = [f"{name}.data_ptr()" for name in step.arguments]
+    given.append(f"{threads}()" if step.parallel else "1")
+    source.add(f"{source.bind(step.entry, 'kernel')}({', '.join(given)})")
+
+
+def restrided(tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+    """A copy that lies as a kernel expects it: operators lay some results as nobody foretold."""
+    fresh = torch.empty_strided(tensor.size(), stride, dtype=tensor.dtype, device=tensor.device)
+    return fresh.copy_(tensor)
 
 
 def _call(source: Source, call: Call) -> str:

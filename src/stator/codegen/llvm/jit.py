@@ -1,0 +1,139 @@
+"""From LLVM text to machine code in this process.
+
+LLVM is imported here alone, when the first kernel is built.  Threads come from the OpenMP library
+that torch itself uses, so that kernels and eager operators share one pool.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from stator.codegen.llvm import math
+from stator.codegen.llvm.kernel import arguments_of, emit_kernel, needed_math, symbols_of
+from stator.loops.ir import Kernel
+
+_ATTRIBUTES: Final = (
+    'attributes #0 = { nounwind "prefer-vector-width"="512" "no-trapping-math"="true" }'
+)
+
+_INTRINSICS: Final = {  # name: number of arguments
+    "fabs": 1,
+    "minimum": 2,
+    "maximum": 2,
+    "sqrt": 1,
+    "floor": 1,
+    "ceil": 1,
+    "trunc": 1,
+    "roundeven": 1,
+    "copysign": 2,
+    "fma": 3,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """Machine code of some kernels; lives as long as its engine."""
+
+    engine: Any
+    entries: dict[str, Any]  # kernel's name -> ctypes function
+
+
+def module_text(kernels: Iterable[Kernel]) -> str:
+    """LLVM text of a module with all `kernels`."""
+    kernels = list(kernels)
+    needed = set().union(*(needed_math(kernel) for kernel in kernels)) if kernels else set()
+    declared = math.definitions(sorted(needed, key=lambda pair: (pair[0].name, pair[1].value)))
+    lines = [
+        declared,
+        "declare void @GOMP_parallel(ptr, ptr, i32, i32)",
+        "declare i32 @omp_get_thread_num()",
+        "declare i32 @omp_get_num_threads()",
+    ]
+    for name, count in _INTRINSICS.items():
+        for kind, suffix in (("float", "f32"), ("double", "f64")):
+            line = f"declare {kind} @llvm.{name}.{suffix}({', '.join([kind] * count)})"
+            if f"@llvm.{name}.{suffix}(" not in declared:
+                lines.append(line)
+    return "\n".join([*lines, *(emit_kernel(kernel) for kernel in kernels), _ATTRIBUTES])
+
+
+def load(kernels: Iterable[Kernel]) -> Module:
+    """Compile `kernels` and make them callable."""
+    kernels = list(kernels)
+    llvm = _llvm()
+    parsed = llvm.parse_assembly(module_text(kernels))
+    parsed.verify()
+    _optimize(parsed)
+    engine = llvm.create_mcjit_compiler(parsed, _new_target_machine())  # which it then owns
+    engine.finalize_object()
+    entries = {k.name: _signature(k)(engine.get_function_address(k.name)) for k in kernels}
+    return Module(engine, entries)
+
+
+def _signature(kernel: Kernel) -> Any:
+    """What ctypes must know: addresses of buffers, sizes, threads."""
+    buffers = [ctypes.c_void_p] * len(arguments_of(kernel))
+    sizes = [ctypes.c_int64] * len(symbols_of(kernel))
+    return ctypes.CFUNCTYPE(None, *buffers, *sizes, ctypes.c_int32)
+
+
+def assembly(kernels: Iterable[Kernel]) -> str:
+    """Assembly text of `kernels`, for people."""
+    parsed = _llvm().parse_assembly(module_text(kernels))
+    _optimize(parsed)
+    text: str = _target_machine().emit_assembly(parsed)
+    return text
+
+
+def _optimize(parsed: Any) -> None:
+    llvm = _llvm()
+    options = llvm.create_pipeline_tuning_options(speed_level=3)
+    options.loop_vectorization = True
+    options.slp_vectorization = False  # costs time, and the loops are vectors already
+    builder = llvm.create_pass_builder(_target_machine(), options)
+    builder.getModulePassManager().run(parsed, builder)
+
+
+@cache
+def _llvm() -> Any:
+    import llvmlite.binding as llvm
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    for name in ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads"):
+        llvm.add_symbol(name, ctypes.cast(getattr(_openmp(), name), ctypes.c_void_p).value)
+    return llvm
+
+
+@cache
+def _openmp() -> Any:
+    """The OpenMP library that torch has loaded."""
+    folder = Path(torch.__file__).parent / "lib"
+    for path in (*sorted(folder.glob("libgomp*")), "libgomp.so.1"):
+        try:
+            return ctypes.CDLL(str(path))
+        except OSError:
+            continue
+    raise OSError("torch's OpenMP library (libgomp) was not found")
+
+
+@cache
+def _target_machine() -> Any:
+    """The one that optimizes; engines have one each."""
+    return _new_target_machine()
+
+
+def _new_target_machine() -> Any:
+    llvm = _llvm()
+    target = llvm.Target.from_default_triple()
+    features = llvm.get_host_cpu_features().flatten()
+    return target.create_target_machine(
+        opt=3, cpu=llvm.get_host_cpu_name(), features=features, jit=True
+    )

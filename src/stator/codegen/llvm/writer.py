@@ -1,0 +1,82 @@
+"""LLVM text: values numbered as they come, blocks named for what they do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Loop:
+    """A loop that is being written."""
+
+    counter: str
+    carried: list[str]  # names of the carried values inside of the loop
+    results: list[str]  # their values behind it
+
+
+@dataclass(slots=True)
+class Writer:
+    """Lines of one function."""
+
+    lines: list[str] = field(default_factory=list)
+    block: str = "entry"  # the block that lines go to now
+    _count: int = 0
+
+    def name(self, hint: str = "v") -> str:
+        """A new name for a value or block."""
+        self._count += 1
+        return f"{hint}{self._count}"
+
+    def line(self, text: str) -> None:
+        """An instruction without a result."""
+        self.lines.append("  " + text)
+
+    def let(self, text: str) -> str:
+        """An instruction; the name of its result."""
+        value = "%" + self.name()
+        self.lines.append(f"  {value} = {text}")
+        return value
+
+    def open_block(self, label: str) -> None:
+        """Begin a block."""
+        self.lines.append(f"{label}:")
+        self.block = label
+
+    @contextmanager
+    def loop(
+        self, start: str, end: str, carried: list[tuple[str, str]], hint: str = "loop"
+    ) -> Iterator[Loop]:
+        """Count from `start` to below `end`; `carried` are (type, initial value) pairs.
+
+        The body replaces `loop.carried` by the values for the next iteration; after the loop,
+        `loop.results` holds the last ones.  Nothing runs where start >= end.
+        """
+        head, done = self.name(hint + "_"), self.name(hint + "_done")
+        before = self.block
+        nonempty = self.let(f"icmp slt i64 {start}, {end}")
+        self.line(f"br i1 {nonempty}, label %{head}, label %{done}")
+        self.open_block(head)
+        counter = "%" + self.name("i")
+        mark = len(self.lines)
+        inside = ["%" + self.name("c") for _ in carried]
+        loop = Loop(counter, list(inside), [])
+        yield loop
+        following = self.let(f"add nuw nsw i64 {counter}, 1")
+        more = self.let(f"icmp slt i64 {following}, {end}")
+        last = self.block
+        self.line(f"br i1 {more}, label %{head}, label %{done}")
+        phis = [f"  {counter} = phi i64 [ {start}, %{before} ], [ {following}, %{last} ]"]
+        for (kind, initial), value, next_value in zip(carried, inside, loop.carried, strict=True):
+            phis.append(
+                f"  {value} = phi {kind} [ {initial}, %{before} ], [ {next_value}, %{last} ]"
+            )
+        self.lines[mark:mark] = phis
+        self.open_block(done)
+        for (kind, initial), next_value in zip(carried, loop.carried, strict=True):
+            result = "%" + self.name("r")
+            self.lines.append(
+                f"  {result} = phi {kind} [ {initial}, %{before} ], [ {next_value}, %{last} ]"
+            )
+            loop.results.append(result)

@@ -1,0 +1,37 @@
+"""Hash-consing: equal values are one object, so that comparing and hashing them costs nothing."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, fields
+from typing import Any
+from weakref import WeakValueDictionary
+
+_table: WeakValueDictionary[Any, Any] = WeakValueDictionary()
+
+
+class Interned(type):
+    """Metaclass of frozen dataclasses (`eq=False`) whose equal instances are identical."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if kwargs or len(args) != len(cls.__match_args__):  # type: ignore[attr-defined]  # dataclass
+            args = _complete(cls, args, kwargs)
+        # 1, 1.0 and True are equal, and so are 0.0 and -0.0, but they are not the same constant.
+        key = (cls, args, tuple(repr(a) if type(a) is float else type(a) for a in args))
+        found = _table.get(key)
+        if found is None:
+            found = super().__call__(*args)
+            _table[key] = found
+        return found
+
+
+def _complete(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """All fields of `cls` in order, defaults filled in."""
+    values = list(args)
+    for field in fields(cls)[len(args) :]:
+        if field.name in kwargs:
+            values.append(kwargs[field.name])
+        elif field.default is not MISSING:
+            values.append(field.default)
+        else:
+            raise TypeError(f"{cls.__name__} needs {field.name!r}")
+    return tuple(values)

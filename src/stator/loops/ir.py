@@ -1,0 +1,289 @@
+"""Loop IR: every node class, with its meaning.
+
+A kernel runs its outer iterations in any order, in parallel.  Within one iteration its stages run
+one after the other; a stage is a loop nest over its inner axes, whose iterations run in any order.
+Each iteration runs the statements of the stage in order.  A store writes one element; an
+accumulation combines a value into an accumulator, which later stages of the same outer iteration
+read.  Scratch buffers live for one outer iteration.
+
+Loads must be in bounds.  Integer arithmetic wraps; floats follow IEEE 754; sums may be
+reassociated.  Half-precision elements exist in memory alone: they are loaded as f32 and rounded
+when stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+from typing import TypeAlias
+
+from stator.core.dtypes import DType
+from stator.core.interning import Interned
+from stator.loops.index import Axis, Element, Index
+from stator.loops.prims import COMPARISONS, Prim
+
+
+@dataclass(frozen=True, eq=False)
+class Buffer(metaclass=Interned):
+    """Memory of one type.  Text form: `buf0: f32[64*s0]`."""
+
+    name: str
+    dtype: DType
+    size: Index  # elements
+    is_scratch: bool = False
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, eq=False)
+class Expr(metaclass=Interned):
+    """A scalar value; `dtype` is the type it is computed in."""
+
+    dtype: DType
+
+    @property
+    def operands(self) -> tuple[Expr, ...]:
+        """Expressions it is made of."""
+        return ()
+
+    @cached_property
+    def axes(self) -> frozenset[Axis]:
+        """Axes it depends on."""
+        return frozenset().union(*(operand.axes for operand in self.operands))
+
+    @cached_property
+    def size(self) -> int:
+        """How many operations computing it takes."""
+        return sum(operand.size for operand in self.operands)
+
+    def replaced(self, values: Mapping[Axis, Index]) -> Expr:
+        """The expression with axes replaced."""
+        return self
+
+
+@dataclass(frozen=True, eq=False)
+class Const(Expr):
+    """A number.  Text form: `2.5`."""
+
+    value: int | float | bool
+
+    def __str__(self) -> str:
+        return repr(self.value)
+
+
+@dataclass(frozen=True, eq=False)
+class Load(Expr):
+    """Read one element, widened to `dtype`.  Text form: `buf0[64*i0 + i1]`."""
+
+    buffer: Buffer
+    index: Index
+
+    @cached_property
+    def axes(self) -> frozenset[Axis]:
+        return self.index.axes
+
+    @cached_property
+    def size(self) -> int:
+        return 1
+
+    def replaced(self, values: Mapping[Axis, Index]) -> Expr:
+        return Load(self.dtype, self.buffer, self.index.replaced(values))
+
+    def __str__(self) -> str:
+        return f"{self.buffer}[{self.index}]"
+
+
+@dataclass(frozen=True, eq=False)
+class IndexValue(Expr):
+    """An index as a number.  Text form: `value(i0)`."""
+
+    index: Index
+
+    @cached_property
+    def axes(self) -> frozenset[Axis]:
+        return self.index.axes
+
+    def replaced(self, values: Mapping[Axis, Index]) -> Expr:
+        return IndexValue(self.dtype, self.index.replaced(values))
+
+    def __str__(self) -> str:
+        return f"value({self.index})"
+
+
+@dataclass(frozen=True, eq=False)
+class Accumulated(Expr):
+    """What an earlier stage accumulated in this outer iteration.  Text form: `acc0`."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, eq=False)
+class Cast(Expr):
+    """Conversion; float to integer truncates, to bool is `!= 0`.  Text form: `f32(x)`."""
+
+    value: Expr
+
+    @property
+    def operands(self) -> tuple[Expr, ...]:
+        return (self.value,)
+
+    def replaced(self, values: Mapping[Axis, Index]) -> Expr:
+        return Cast(self.dtype, self.value.replaced(values))
+
+    def __str__(self) -> str:
+        return f"{self.dtype!r}({self.value})"
+
+
+@dataclass(frozen=True, eq=False)
+class Apply(Expr):
+    """A primitive on arguments.  Text form: `add(x, y)`."""
+
+    prim: Prim
+    args: tuple[Expr, ...]
+
+    @property
+    def operands(self) -> tuple[Expr, ...]:
+        return self.args
+
+    @cached_property
+    def size(self) -> int:
+        return 1 + sum(arg.size for arg in self.args)
+
+    def replaced(self, values: Mapping[Axis, Index]) -> Expr:
+        if not self.axes & values.keys():
+            return self
+        return Apply(self.dtype, self.prim, tuple(arg.replaced(values) for arg in self.args))
+
+    def __str__(self) -> str:
+        return f"{self.prim.name.lower()}({', '.join(str(arg) for arg in self.args)})"
+
+
+class Combine(Enum):
+    """How an accumulator takes a value in; starts from the neutral one."""
+
+    SUM = "sum"
+    PROD = "prod"
+    MAX = "max"  # NaN wins
+    MIN = "min"  # NaN wins
+    ANY = "any"
+    ALL = "all"
+
+
+@dataclass(frozen=True, eq=False)
+class Store(metaclass=Interned):
+    """Write one element, rounded to the buffer's type.  Text form: `buf0[i0] = x`."""
+
+    buffer: Buffer
+    index: Index
+    value: Expr
+
+    def __str__(self) -> str:
+        return f"{self.buffer}[{self.index}] = {self.value}"
+
+
+@dataclass(frozen=True, eq=False)
+class Accumulate(metaclass=Interned):
+    """Combine a value into an accumulator.  Text form: `acc0 sum= x`."""
+
+    name: str
+    combine: Combine
+    value: Expr
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.combine.value}= {self.value}"
+
+
+Statement: TypeAlias = Store | Accumulate
+
+
+@dataclass(frozen=True, eq=False)
+class Stage(metaclass=Interned):
+    """A loop nest: statements for each point of the inner axes."""
+
+    inner: tuple[Axis, ...]
+    body: tuple[Statement, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel(metaclass=Interned):
+    """Outer iterations, each running the stages in order."""
+
+    name: str
+    outer: tuple[Axis, ...]
+    stages: tuple[Stage, ...]
+
+    @cached_property
+    def statements(self) -> tuple[Statement, ...]:
+        """All statements, in order."""
+        return tuple(statement for stage in self.stages for statement in stage.body)
+
+    @cached_property
+    def written(self) -> tuple[Buffer, ...]:
+        """Buffers that it stores to, scratch left out, in order."""
+        found = [s.buffer for s in self.statements if isinstance(s, Store)]
+        return tuple(dict.fromkeys(b for b in found if not b.is_scratch))
+
+    @cached_property
+    def read(self) -> tuple[Buffer, ...]:
+        """Buffers that it loads from and does not write, in order."""
+        found = [load.buffer for s in self.statements for load in loads_of(s.value)]
+        for statement in self.statements:
+            if isinstance(statement, Store):
+                found += [load.buffer for load in _index_loads(statement.index)]
+        written = set(self.written)
+        return tuple(dict.fromkeys(b for b in found if not b.is_scratch and b not in written))
+
+    @cached_property
+    def scratch(self) -> tuple[Buffer, ...]:
+        """Buffers that live for one outer iteration."""
+        found = [s.buffer for s in self.statements if isinstance(s, Store)]
+        return tuple(dict.fromkeys(b for b in found if b.is_scratch))
+
+
+def walk(expr: Expr) -> Iterator[Expr]:
+    """The expression and all inside of it, indices of loads included; shared parts once."""
+    seen: set[Expr] = set()
+    stack = [expr]
+    while stack:
+        current = stack.pop()
+        if current in seen:
+            continue
+        seen.add(current)
+        yield current
+        stack += current.operands
+        if isinstance(current, Load | IndexValue):
+            stack += _elements(current.index)
+
+
+def loads_of(expr: Expr) -> list[Load]:
+    """Every load inside of `expr`, once."""
+    return [node for node in walk(expr) if isinstance(node, Load)]
+
+
+def _index_loads(index: Index) -> list[Load]:
+    return [load for expr in _elements(index) for load in loads_of(expr)]
+
+
+def _elements(index: Index) -> list[Expr]:
+    """Expressions that an index holds."""
+    found: list[Expr] = []
+    for product, _ in index.terms:
+        for atom in product:
+            if isinstance(atom, Element):
+                found.append(atom.expr)
+            elif hasattr(atom, "value"):
+                found += _elements(atom.value)
+    return found
+
+
+def result_dtype(prim: Prim, args: tuple[Expr, ...]) -> DType:
+    """Type of a primitive's result."""
+    if prim in COMPARISONS:
+        return DType.BOOL
+    return args[-1].dtype

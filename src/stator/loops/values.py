@@ -1,0 +1,89 @@
+"""Tensors as functions from an index to an expression: what operators take and return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from stator.core.dtypes import DType
+from stator.loops.index import Index
+from stator.loops.ir import Combine, Expr
+
+Point: TypeAlias = tuple[Index, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Value:
+    """A tensor that may not exist yet: `load(point)` computes or reads one element."""
+
+    size: tuple[Index, ...]
+    dtype: DType
+    load: Callable[[Point], Expr]
+
+    @property
+    def rank(self) -> int:
+        """How many dimensions it has."""
+        return len(self.size)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What an operator has to return."""
+
+    size: tuple[Index, ...]
+    dtype: DType
+
+
+class Builder(Protocol):
+    """What operators are written with."""
+
+    def reduce(
+        self,
+        combine: Combine,
+        size: Sequence[Index],
+        inner: Sequence[Index],
+        body: Callable[[Point, Point], Expr],
+    ) -> Value:
+        """A reduction over `inner` for each point of `size`, in the type of its body."""
+        ...
+
+    def keep(self, value: Value) -> Value:
+        """`value`, computed once for all that read it."""
+        ...
+
+
+def broadcast(value: Value, size: Sequence[Index]) -> Value:
+    """`value` seen in a larger size, as torch broadcasts."""
+    missing = len(size) - value.rank
+
+    def load(point: Point) -> Expr:
+        own = point[missing:]
+        return value.load(
+            tuple(
+                Index.of(0) if n.constant == 1 else i for i, n in zip(own, value.size, strict=True)
+            )
+        )
+
+    return Value(tuple(size), value.dtype, load)
+
+
+def flat(point: Sequence[Index], size: Sequence[Index]) -> Index:
+    """The number of an element in row-major order."""
+    total = Index.of(0)
+    for index, length in zip(point, size, strict=True):
+        total = total * length + index
+    return total
+
+
+def unflat(number: Index, size: Sequence[Index]) -> Point:
+    """The point with that number in row-major order."""
+    point: list[Index] = []
+    for position, length in enumerate(reversed(size)):
+        outermost = position == len(size) - 1
+        if length.constant == 1:
+            point.append(Index.of(0))
+            continue
+        point.append(number if outermost else number % length)
+        number = number // length
+    return tuple(reversed(point))

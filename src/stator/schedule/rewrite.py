@@ -1,0 +1,68 @@
+"""Loads replaced inside of expressions, indices that are computed included."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+from stator.loops.index import Element, Index, Quotient, Remainder
+from stator.loops.ir import Apply, Cast, Expr, IndexValue, Load
+
+Replace: TypeAlias = Callable[[Load], Expr | None]  # None: the load stays
+
+
+def substitute(expr: Expr, made: Mapping[str, Expr]) -> Expr:
+    """`expr` with loads of buffers in `made` replaced."""
+    if not made:
+        return expr
+    return rewritten(expr, lambda load: made.get(load.buffer.name), {})
+
+
+def rewritten(expr: Expr, replace: Replace, seen: dict[Expr, Expr]) -> Expr:
+    if expr in seen:
+        return seen[expr]
+    result = expr
+    if isinstance(expr, Load):
+        found = replace(expr)
+        result = Load(expr.dtype, expr.buffer, rewritten_index(expr.index, replace, seen))
+        if found is not None:
+            result = found
+    elif isinstance(expr, Apply):
+        args = tuple(rewritten(arg, replace, seen) for arg in expr.args)
+        result = Apply(expr.dtype, expr.prim, args)
+    elif isinstance(expr, Cast):
+        result = Cast(expr.dtype, rewritten(expr.value, replace, seen))
+    elif isinstance(expr, IndexValue):
+        result = IndexValue(expr.dtype, rewritten_index(expr.index, replace, seen))
+    seen[expr] = result
+    return result
+
+
+def rewritten_index(index: Index, replace: Replace, seen: dict[Expr, Expr]) -> Index:
+    if not any(_holds_element(atom) for product, _ in index.terms for atom in product):
+        return index
+    total = Index.of(0)
+    for product, factor in index.terms:
+        part = Index.of(factor)
+        for atom in product:
+            part = part * _atom(atom, replace, seen)
+        total = total + part
+    return total
+
+
+def _atom(atom: object, replace: Replace, seen: dict[Expr, Expr]) -> Index:
+    match atom:
+        case Element():
+            return Index.of(Element(rewritten(atom.expr, replace, seen)))
+        case Quotient():
+            return rewritten_index(atom.value, replace, seen) // atom.by
+        case Remainder():
+            return rewritten_index(atom.value, replace, seen) % atom.by
+        case _:
+            return Index.of(atom)  # type: ignore[arg-type]  # an axis or a symbol
+
+
+def _holds_element(atom: object) -> bool:
+    if isinstance(atom, Quotient | Remainder):
+        return any(_holds_element(a) for product, _ in atom.value.terms for a in product)
+    return isinstance(atom, Element)

@@ -1,0 +1,204 @@
+"""Every option: what it takes, what it refuses, and what the refusal says."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stator
+from stator import options
+from stator.errors import OptionError, StatorError
+from stator.options import MODES, Options, list_options, read_options
+
+SWITCHES = [field.name for field in fields(Options) if isinstance(field.default, bool)]
+
+# What may be given, and what it becomes.
+TAKEN: dict[str, list[tuple[Any, Any]]] = {
+    **{name: [(True, True), (False, False)] for name in SWITCHES},
+    "skip": [((), ()), (["a_pass"], ("a_pass",)), (("a", "b"), ("a", "b"))],
+    "fuel": [(None, None), (0, 0), (12, 12)],
+    "dump_dir": [(None, None), ("a/folder", Path("a/folder")), (Path("b"), Path("b"))],
+}
+
+REFUSED: dict[str, list[Any]] = {
+    **{name: [1, 0, "yes", None] for name in SWITCHES},
+    "skip": ["a_pass", [1], ["a_pass", None]],
+    "fuel": ["much", 1.5, -1, True],
+    "dump_dir": [3, True, ["a"]],
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_dump_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("STATOR_DUMP", raising=False)
+
+
+def refusal(**given: Any) -> OptionError:
+    """The error that the options raise."""
+    with pytest.raises(OptionError) as caught:
+        read_options(None, given)
+    return caught.value
+
+
+# One by one
+
+
+def test_every_option_is_tested_here() -> None:
+    assert set(TAKEN) == set(REFUSED) == {field.name for field in fields(Options)}
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "becomes"),
+    [(name, given, becomes) for name, pairs in TAKEN.items() for given, becomes in pairs],
+)
+def test_an_option_takes(name: str, given: Any, becomes: Any) -> None:
+    found = getattr(read_options(None, {name: given}), name)
+
+    assert found == becomes
+    assert type(found) is type(becomes)
+
+
+@pytest.mark.parametrize(
+    ("name", "given"), [(name, given) for name, values in REFUSED.items() for given in values]
+)
+def test_an_option_refuses(name: str, given: Any) -> None:
+    error = refusal(**{name: given})
+
+    assert name in error.what
+    assert repr(given) in error.what
+    assert "give " in (error.hint or "")
+    assert repr(list_options()[name]) in (error.hint or "")  # the default
+
+
+def test_an_unknown_option_names_the_nearest_and_all_there_are() -> None:
+    error = refusal(dumpdir="a")
+
+    assert "'dumpdir'" in error.what
+    assert "did you mean 'dump_dir'?" in (error.hint or "")
+    assert all(name in (error.hint or "") for name in list_options())
+
+
+def test_an_option_like_no_other_gets_no_guess() -> None:
+    error = refusal(zzz=1)
+
+    assert "did you mean" not in str(error)
+    assert all(name in str(error) for name in list_options())
+
+
+def test_a_refusal_is_one_of_our_errors_and_a_value_error() -> None:
+    error = refusal(fuel="much")
+
+    assert isinstance(error, StatorError)
+    assert isinstance(error, ValueError)
+
+
+# Defaults
+
+
+def test_without_options_all_are_at_their_defaults() -> None:
+    assert read_options() == Options()
+    assert read_options("default", {}) == Options()
+
+
+def test_every_option_is_listed_with_its_default() -> None:
+    listed = stator.list_options()
+
+    assert list(listed) == [field.name for field in fields(Options)]
+    assert Options(**listed) == Options()
+
+
+def test_by_default_graphs_are_verified_and_failures_fall_back() -> None:
+    made = Options()
+
+    assert made.verify
+    assert not made.strict
+    assert (made.skip, made.fuel, made.dump_dir) == ((), None, None)
+
+
+def test_options_do_not_change_once_made() -> None:
+    made = read_options(None, {"fuel": 3})
+
+    with pytest.raises(FrozenInstanceError):
+        made.fuel = 4  # type: ignore[misc]  # what the test is about
+
+
+def test_options_that_are_given_whole_are_taken_as_they_are() -> None:
+    made = Options(strict=True, fuel=2)
+
+    assert read_options(None, made) is made
+
+
+def test_reading_leaves_the_given_mapping_alone() -> None:
+    given = {"skip": ["a_pass"], "dump_dir": "a"}
+
+    read_options(None, given)
+
+    assert given == {"skip": ["a_pass"], "dump_dir": "a"}
+
+
+def test_only_the_dump_folder_stays_out_of_a_cache_key() -> None:
+    unkeyed = [field.name for field in fields(Options) if not field.metadata.get("keyed", True)]
+
+    assert unkeyed == ["dump_dir"]
+
+
+# Environment
+
+
+def test_the_environment_names_the_dump_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STATOR_DUMP", "from/outside")
+
+    assert read_options() == Options(dump_dir=Path("from/outside"))
+
+
+@pytest.mark.parametrize("given", ["from/inside", None])
+def test_what_is_given_outweighs_the_environment(
+    given: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STATOR_DUMP", "from/outside")
+
+    found = read_options(None, {"dump_dir": given}).dump_dir
+
+    assert found == (Path(given) if given else None)
+
+
+def test_an_empty_variable_asks_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STATOR_DUMP", "")
+
+    assert read_options().dump_dir is None
+
+
+# Modes
+
+
+def test_torch_s_modes_are_known() -> None:
+    assert set(MODES) == {
+        "default",
+        "reduce-overhead",
+        "max-autotune",
+        "max-autotune-no-cudagraphs",
+    }
+
+
+@pytest.mark.parametrize("mode", [None, *MODES])
+def test_a_mode_leaves_room_for_options(mode: str | None) -> None:
+    assert read_options(mode, {"fuel": 3}).fuel == 3
+
+
+def test_an_unknown_mode_names_the_nearest_and_all_there_are() -> None:
+    with pytest.raises(OptionError) as caught:
+        read_options("max-autotone")
+
+    assert "'max-autotone'" in caught.value.what
+    assert "did you mean 'max-autotune'?" in (caught.value.hint or "")
+    assert all(mode in (caught.value.hint or "") for mode in MODES)
+
+
+def test_a_mode_is_a_set_of_options_that_others_outweigh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "MODES", {"default": {}, "careful": {"strict": True, "fuel": 1}})
+
+    assert read_options("careful") == Options(strict=True, fuel=1)
+    assert read_options("careful", {"fuel": 2}) == Options(strict=True, fuel=2)
