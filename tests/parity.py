@@ -61,8 +61,10 @@ class Tolerance:
         self, eager_error: float, magnitude: float, dtype: torch.dtype, known: bool
     ) -> float:
         """The largest error; without a reference, a few roundings done otherwise than eager's."""
-        ulp = ulp_scale(self.precision or dtype) * magnitude
-        return self.scale * eager_error + ulp * (1 if known else UNKNOWN_ULPS)
+        ulp = ulp_scale(self.precision or dtype)
+        if not known:
+            return UNKNOWN_ULPS * ulp * max(magnitude, 1)  # near zero, rounding is all there is
+        return self.scale * eager_error + ulp * magnitude
 
 
 UNKNOWN_ULPS = 8

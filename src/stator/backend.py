@@ -76,11 +76,14 @@ def _compile(
     module = fx.GraphModule(module, copy.deepcopy(module.graph), "Captured")  # Dynamo keeps its own
     run_passes(PRE_GRAD, module.graph, tools.ctx, "captured")
     call = compile_flat(graph_runner(module, list(lifted)), fakes, mode, tools)
-    if not lifted:
+    (output,) = module.graph.find_nodes(op="output")
+    single = not isinstance(output.args[0], tuple | list)
+    if not lifted and not single:
         return call
     constants = tuple(lifted.values())
 
-    def with_attributes(*arguments: Any) -> Sequence[Any]:
-        return call(*arguments, *constants)
+    def as_captured(*arguments: Any) -> Any:
+        outputs = call(*arguments, *constants)
+        return outputs[0] if single else outputs
 
-    return with_attributes
+    return as_captured

@@ -29,7 +29,7 @@ def aot_function(function: Callable[..., Any], **options: Any) -> Callable[..., 
     def compiled(*args: Any, **kwargs: Any) -> Any:
         leaves, spec = pytree.tree_flatten((args, kwargs))
         unique, slots = _distinct_tensors(leaves)
-        constants = tuple(leaf for leaf in leaves if not isinstance(leaf, torch.Tensor))
+        constants = tuple((type(c), c) for c in leaves if not isinstance(c, torch.Tensor))
         key = (spec, tuple(slots), constants)
         if key not in programs:
             results: list[Any] = []

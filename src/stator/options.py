@@ -44,15 +44,17 @@ def read_options(
     mode: str | None = None, options: Mapping[str, Any] | Options | None = None
 ) -> Options:
     """What `mode` and `options` of torch.compile mean, over what the environment says."""
+    if mode is not None and mode not in MODES:
+        raise OptionError(f"unknown mode {mode!r}", hint=_suggest(str(mode), tuple(MODES)))
     if isinstance(options, Options):
         return options
-    if mode is not None and mode not in MODES:
-        raise OptionError(f"unknown mode {mode!r}", hint=_suggest(mode, tuple(MODES)))
+    if options is not None and not isinstance(options, Mapping):
+        raise OptionError(f"options cannot be {options!r}", hint="give a dict of names and values")
     given: dict[str, Any] = {**_from_environment(), **MODES[mode or "default"], **(options or {})}
     known = list_options()
     for name in given:
         if name not in known:
-            raise OptionError(f"unknown option {name!r}", hint=_suggest(name, tuple(known)))
+            raise OptionError(f"unknown option {name!r}", hint=_suggest(str(name), tuple(known)))
     return replace(Options(), **{name: _checked(name, value) for name, value in given.items()})
 
 
@@ -74,7 +76,8 @@ def _checked(name: str, value: Any) -> Any:
             return None if value is None else Path(value)
         raise _wrong_type(name, value, "a path")
     if name == "skip":
-        if isinstance(value, str) or not all(isinstance(item, str) for item in value):
+        listed = isinstance(value, tuple | list | set | frozenset)
+        if not listed or not all(isinstance(item, str) for item in value):
             raise _wrong_type(name, value, "a tuple of pass names")
         return tuple(value)
     if name == "fuel":

@@ -17,6 +17,7 @@ from torch import fx
 
 from stator.aot.compile import Tools
 from stator.core.events import Compilation
+from stator.core.fallback import note_fallback
 from stator.core.fuel import Fuel
 from stator.core.torch_types import Boxed
 from stator.graph.run import Ctx, GraphPass, dump_graph, run_passes
@@ -24,7 +25,7 @@ from stator.options import Options
 from stator.passes.post_grad.drop_noop_views import drop_noop_views
 from stator.passes.pre_grad.settle_dropout import settle_dropout
 from stator.runtime.fused import plan_kernels
-from stator.runtime.plan import make_plan
+from stator.runtime.plan import Plan, make_plan
 from stator.runtime.python import load_plan
 
 PRE_GRAD: Final[tuple[GraphPass, ...]] = (
@@ -51,10 +52,17 @@ def compile_half(module: fx.GraphModule, name: str, ctx: Ctx) -> Boxed:
     run_passes(POST_GRAD, module.graph, ctx, name)
     dump_graph(module.graph, ctx, name)
     with ctx.record.stage(f"{name}/plan", len(module.graph.nodes)) as progress:
-        if ctx.options.kernels:
-            plan = plan_kernels(module, ctx.record, name)
-        else:
-            plan = make_plan(module)
+        plan = _plan(module, name, ctx)
         progress.nodes = len(plan.steps)
     with ctx.record.stage(f"{name}/executor", len(plan.steps)):
         return load_plan(plan, name)
+
+
+def _plan(module: fx.GraphModule, name: str, ctx: Ctx) -> Plan:
+    """With native kernels where the options allow; if they cannot be built, torch runs all."""
+    if ctx.options.kernels:
+        try:
+            return plan_kernels(module, ctx.record, name)
+        except Exception as error:
+            note_fallback(error, ctx.record, ctx.options.strict)
+    return make_plan(module)

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from stator.core.dtypes import DType
 from stator.loops.build import apply, const
 from stator.loops.index import Axis
-from stator.loops.ir import Cast, Expr, IndexValue, Load
+from stator.loops.ir import Buffer, Cast, Expr, IndexValue, Load
 from stator.loops.prims import Prim
-from tests.fuzz.accesses import Draw, buffer_for, gather, loaded_index
+from tests.fuzz.accesses import Draw, gather, loaded_index
 
 F32, F64, BOOL = DType.F32, DType.F64, DType.BOOL
 INTEGERS: Final = (DType.I64, DType.I32, DType.U8, DType.I16, DType.I8)
@@ -113,7 +113,7 @@ class Expressions:
         if kind == 3:
             return self.constant(dtype)
         if kind == 4 and dtype is DType.I64:
-            return Known(IndexValue(dtype, loaded_index(self.draw, self.axes)))
+            return Known(IndexValue(dtype, loaded_index(self.draw, self.axes)[0]))
         return self.load(dtype)
 
     def constant(self, dtype: DType) -> Known:
@@ -133,8 +133,8 @@ class Expressions:
         if self.axes and self.draw(st.integers(0, 5)) == 5:
             expr: Expr = gather(self.draw, self.axes, self.fresh, stored)
         else:
-            index = loaded_index(self.draw, self.axes)
-            expr = Load(dtype, buffer_for(self.fresh("x"), stored, index), index)
+            index, length = loaded_index(self.draw, self.axes)
+            expr = Load(dtype, Buffer(self.fresh("x"), stored, length), index)
         return on_grid(expr, LIMIT, STEP, Trust.BITS) if dtype.is_float else Known(expr)
 
     # --- bool and integers: exact, whatever is done ---

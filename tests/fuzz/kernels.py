@@ -25,7 +25,7 @@ from stator.loops.ir import (
 )
 from stator.loops.prims import Prim
 from stator.loops.text import buffers, header_sizes, indices, nodes, symbols
-from tests.fuzz.accesses import SIGNED, Draw, buffer_for, flat, stored_index
+from tests.fuzz.accesses import SIGNED, Draw, flat, stored_index
 from tests.fuzz.expressions import (
     ARITHMETIC,
     HALVES,
@@ -142,8 +142,8 @@ class _Maker:
         dtype = value.dtype
         if dtype is DType.F32 and value.trust >= Trust.VALUE:
             dtype = self.draw(st.sampled_from((DType.F32, *HALVES)))
-        index = flat([(Index.of(axis), axis.size) for axis in inner])
-        buffer = buffer_for(self.fresh("kept"), dtype, index, is_scratch=True)
+        index, length = flat([(Index.of(axis), axis.size) for axis in inner])
+        buffer = Buffer(self.fresh("kept"), dtype, length, is_scratch=True)
         last = len(self.scratch)
         self.scratch.append((inner, Known(Load(value.dtype, buffer, index), value.trust)))
         made.known.append(self.scratch[last][1])
@@ -156,14 +156,14 @@ class _Maker:
     def store(self, made: Expressions, axes: Sequence[Axis]) -> Store:
         dtype = self.draw(st.sampled_from((*ARITHMETIC, *HALVES)))
         value = made.make(dtype.computed_in, 3)
-        index = stored_index(self.draw, axes)
-        return Store(buffer_for(self.fresh("out"), dtype, index), index, value.expr)
+        index, length = stored_index(self.draw, axes)
+        return Store(Buffer(self.fresh("out"), dtype, length), index, value.expr)
 
     def update(self, made: Expressions, axes: Sequence[Axis]) -> Store:
         """A store to what the same statement loads."""
         dtype = self.draw(st.sampled_from((*ARITHMETIC, *HALVES)))
-        index = stored_index(self.draw, axes)
-        buffer = buffer_for(self.fresh("own"), dtype, index)
+        index, length = stored_index(self.draw, axes)
+        buffer = Buffer(self.fresh("own"), dtype, length)
         before = Load(dtype.computed_in, buffer, index)
         inside = Expressions(self.draw, axes, self.fresh, list(made.known))
         inside.known += [on_grid(before, LIMIT, STEP, Trust.BITS)] * 4

@@ -32,6 +32,10 @@ class Tools:
         """`function`, compiled for each new kind of arguments."""
         return Specialized(function, self)
 
+    def on_failure(self, error: Exception) -> None:
+        """Say that something runs uncompiled; under `Options.strict`, raise."""
+        note_fallback(error, self.ctx.record, self.ctx.options.strict)
+
 
 def compile_flat(function: Flat, inputs: Sequence[Any], mode: FakeTensorMode, tools: Tools) -> Flat:
     """Compile `function` for fake `inputs`.
@@ -74,7 +78,7 @@ def _compile(
     if halves.backward is None:
         graph = tools.compile_graph(halves.forward, "forward")
         return inference_call(traced.program, graph), traced.program
-    call = training_function(function, traced, halves, tools.compile_graph, tools.specialize)
+    call = training_function(function, traced, halves, tools)
     return call, traced.program
 
 
@@ -145,7 +149,7 @@ def _state() -> tuple[Any, ...]:
 
 def _kind(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
-        return value
+        return (type(value), value)  # 1, 1.0 and True are equal, and give other results
     subclass = is_traceable_wrapper_subclass(value)
     inside = repr(value.__tensor_flatten__()) if subclass else ()
     return (

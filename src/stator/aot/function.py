@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import fx
@@ -35,23 +35,33 @@ from stator.torch_api import (
 )
 
 CompileGraph = Callable[[fx.GraphModule, str], Boxed]
-Specialize = Callable[[Flat], Flat]  # a program that is compiled for each new kind of arguments
 
 
-def training_function(
-    function: Flat,
-    traced: Traced,
-    halves: Split,
-    compile_graph: CompileGraph,
-    specialize: Specialize,
-) -> Call:
+class Compilers(Protocol):
+    """What compiles the parts of a program."""
+
+    @property
+    def compile_graph(self) -> CompileGraph:
+        """A forward or backward graph."""
+        ...
+
+    def specialize(self, function: Flat) -> Flat:
+        """A program, compiled for each new kind of arguments."""
+        ...
+
+    def on_failure(self, error: Exception) -> None:
+        """Say that something runs uncompiled; under `Options.strict`, raise."""
+        ...
+
+
+def training_function(function: Flat, traced: Traced, halves: Split, tools: Compilers) -> Call:
     """A function from the program's inputs to its outputs, with the compiled backward behind it."""
     program = traced.program
     needed = _inputs_behind(traced)
     cloned = [i for i in needed if _is_copied(program.inputs[i])]
-    forward = _write_forward(traced, halves, compile_graph(halves.forward, "forward"), needed)
+    forward = _write_forward(traced, halves, tools.compile_graph(halves.forward, "forward"), needed)
     gradients = GradientProgram(function, program, autocast_state())
-    backward = _Backward(traced, halves, compile_graph, specialize, gradients, needed)
+    backward = _Backward(traced, halves, tools, gradients, needed)
     methods = {
         "forward": staticmethod(forward),
         "backward": staticmethod(backward.__call__),
@@ -122,7 +132,7 @@ def _versions(values: Sequence[Any]) -> list[int]:
 
 def _keep_sizes(source: Any, program: Program) -> None:
     """Sizes of values whose tangents may have to be zeros of a size known only now."""
-    if any(plan.is_symbolic for plan in program.tangents):
+    if len(program.tangents) > 1:  # with one, it is there or there is no backward
         sizes = [f"v{i}.size()" for i, v in enumerate(program.values) if v.differentiable]
         source.add(f"ctx.sizes = ({''.join(size + ', ' for size in sizes)})")
 
@@ -133,8 +143,7 @@ class _Backward:
 
     traced: Traced
     halves: Split
-    compile_graph: CompileGraph
-    specialize: Specialize
+    tools: Compilers
     gradients: GradientProgram
     needed: list[int]
     graphs: dict[tuple[bool, ...], _Loaded] = field(default_factory=dict)
@@ -186,7 +195,8 @@ class _Backward:
         placeholders = graph.find_nodes(op="placeholder")[len(self.halves.saved) :]
         groups = _grouped(self.traced.program.tangents, placeholders)
         mark_tangents(graph, placeholders)
-        _prune(graph, groups, missing)
+        if not self.traced.custom_backward:  # a derivative of the user's gets zeros, as in eager
+            _prune(graph, groups, missing)
         present = [i for i, group in enumerate(groups) if not missing[i] or _is_read(group)]
         for index, group in enumerate(groups):
             if index not in present:
@@ -196,9 +206,17 @@ class _Backward:
             i: {"dtype": group[0].meta["val"].dtype, "device": group[0].meta["val"].device}
             for i, group in enumerate(groups)
         }
-        run = self.compile_graph(fx.GraphModule(module, graph, "Backward"), "backward")
+        run = self._compiled(fx.GraphModule(module, graph, "Backward"))
         self.graphs[missing] = loaded = _Loaded(run, present, like)
         return loaded
+
+    def _compiled(self, module: fx.GraphModule) -> Boxed:
+        """The graph compiled; if that fails, executed as it is."""
+        try:
+            return self.tools.compile_graph(module, "backward")
+        except Exception as error:
+            self.tools.on_failure(error)
+            return lambda arguments: module(*arguments)
 
     def _differentiable(
         self, ctx: Any, tangents: list[Any], missing: tuple[bool, ...]
@@ -211,7 +229,7 @@ class _Backward:
             )
         _check_versions(ctx, self.needed)
         if missing not in self.higher:
-            self.higher[missing] = self.specialize(self.gradients.without(missing))
+            self.higher[missing] = self.tools.specialize(self.gradients.without(missing))
         arguments = [*ctx.primals]
         arguments += [tangent for tangent in tangents if tangent is not None]
         if not self.traced.program.draws_random:

@@ -66,6 +66,7 @@ class Traced:
     updates: list[tuple[fx.Node, Any]]  # (placeholder, its new value) to be written by the graph
     grads: list[Any]  # nodes or None
     backward_error: RuntimeError | None  # what eager raises when it is asked for gradients
+    custom_backward: bool  # some operator's derivative is the user's: it may not be linear
 
 
 def trace(function: Flat, inputs: Sequence[Any], mode: FakeTensorMode) -> Traced:
@@ -118,6 +119,7 @@ class _Tracer:
     grad_mode_after: bool | None = field(init=False, default=None)
     view_outputs: list[int] = field(init=False, default_factory=list)
     backward_error: RuntimeError | None = field(init=False, default=None)
+    custom_backward: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         self.layouts = [layout_of(value) for value in self.inputs]
@@ -207,6 +209,7 @@ class _Tracer:
             self.grad_layouts = [None] * len(self.roots)
             return []
         wanted = [root for root, need in zip(self.roots, needs, strict=True) if need]
+        self.custom_backward = any(_is_custom(output.grad_fn) for output in outputs)
         try:
             with autocast_off():  # eager differentiates outside of the autocast region
                 found = iter(torch.autograd.grad(outputs, wanted, tangents, allow_unused=True))
@@ -274,6 +277,7 @@ class _Tracer:
             self._updates(primals, now, program),
             grads,
             self.backward_error,
+            self.custom_backward,
         )
 
     def _updates(
@@ -331,6 +335,23 @@ class _Tracer:
             self.grad_mode_after,
             any(is_random_op(node.target) for node in graph.nodes),
         )
+
+
+def _is_custom(history: Any) -> bool:
+    """Whether a torch.autograd.Function, other than our own, stands somewhere behind `history`."""
+    seen: set[Any] = set()
+    stack = [history]
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if isinstance(node, torch.autograd.function.BackwardCFunction) and not isinstance(
+            node, _Enter._backward_cls
+        ):
+            return True
+        stack += [following for following, _ in node.next_functions]
+    return False
 
 
 def _note_guilty(error: RuntimeError, graph: fx.Graph) -> None:

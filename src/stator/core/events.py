@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ class Compilation:
     notes: list[str] = field(default_factory=list)  # decisions, in words
     fallback: str | None = None  # why the graph runs in eager mode, if it does
     running: str = "start"  # the stage that began last
+    number: int = 0  # of the compilation, in this process
 
     @property
     def seconds(self) -> float:
@@ -55,12 +57,13 @@ class _Progress:
     changed: int | None = None
 
 
+_numbers = itertools.count(1)
 _latest: list[Compilation] = []  # at most one: the newest
 
 
 def start_compilation() -> Compilation:
     """A new record, which `last_compilation` returns from now on."""
-    record = Compilation()
+    record = Compilation(number=next(_numbers))
     _latest[:] = [record]
     return record
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol
 
 from torch import fx
@@ -48,12 +47,12 @@ def run_pass(pass_: GraphPass, graph: fx.Graph, ctx: Ctx, name: str) -> int:
     with ctx.record.stage(label, len(graph.nodes)) as progress:
         progress.changed = pass_(graph, ctx)
         progress.nodes = len(graph.nodes)
-    if ctx.options.verify and progress.changed:
-        verify(graph, after=label)
     if ctx.options.dump_dir:
         number = len(ctx.record.stages)
-        _dump(ctx.options.dump_dir, f"{number:03}_{pass_.__name__}_before", before)
-        _dump(ctx.options.dump_dir, f"{number:03}_{pass_.__name__}_after", str(graph))
+        _dump(ctx, f"{number:03}_{pass_.__name__}_before", before)
+        _dump(ctx, f"{number:03}_{pass_.__name__}_after", str(graph))
+    if ctx.options.verify:
+        verify(graph, after=label)
     return progress.changed
 
 
@@ -61,9 +60,12 @@ def dump_graph(graph: fx.Graph, ctx: Ctx, name: str) -> None:
     """Keep the text of a finished graph in the record, and in the dump folder."""
     ctx.record.graphs[name] = str(graph)
     if ctx.options.dump_dir:
-        _dump(ctx.options.dump_dir, name.replace("/", "_"), str(graph))
+        _dump(ctx, name.replace("/", "_"), str(graph))
 
 
-def _dump(folder: Path, name: str, text: str) -> None:
+def _dump(ctx: Ctx, name: str, text: str) -> None:
+    """One folder a compilation: a program of several graphs has several."""
+    assert ctx.options.dump_dir is not None, "there is somewhere to dump to"
+    folder = ctx.options.dump_dir / f"compilation_{ctx.record.number:03}"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.txt").write_text(text + "\n")

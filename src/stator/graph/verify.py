@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 from torch import fx
 
@@ -44,12 +46,8 @@ def user_line(node: fx.Node) -> str | None:
     trace = node.meta.get("stack_trace")
     if not trace:
         return None
-    frames = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
-    if not frames:
-        return None
-    parts = frames[-1].split(",")
-    file = parts[0].removeprefix("File ").strip('"')
-    return f"{file}:{parts[1].strip().removeprefix('line ')}" if len(parts) > 1 else file
+    frames = re.findall(r'File "(.+?)", line (\d+)', trace)
+    return f"{frames[-1][0]}:{frames[-1][1]}" if frames else None
 
 
 def note_line(error: Exception, node: fx.Node) -> None:

@@ -18,7 +18,10 @@ def const(value: int | float | bool, dtype: DType) -> Const:
         return Const(dtype, float(value))
     if dtype is DType.BOOL:
         return Const(dtype, bool(value))
-    return Const(dtype, int(value))
+    bits = 8 * dtype.bytes
+    wrapped = int(value) & ((1 << bits) - 1)
+    negative = dtype.is_signed and wrapped >> (bits - 1)
+    return Const(dtype, wrapped - (1 << bits) if negative else wrapped)
 
 
 def cast(value: Expr, dtype: DType) -> Expr:

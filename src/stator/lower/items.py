@@ -22,7 +22,6 @@ class Compute:
     inner: tuple[Axis, ...]  # reduced
     combine: Combine | None
     value: Expr
-    node: fx.Node | None  # the graph's node that the buffer is; None for one in between
 
     @property
     def name(self) -> str:

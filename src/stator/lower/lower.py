@@ -36,6 +36,16 @@ _DEAR: Final = frozenset(prim for prim in Prim if prim.value > Prim.FMA.value) |
 }
 
 
+@dataclass(frozen=True, slots=True)
+class _Loops:
+    """The axes of one computation."""
+
+    name: str
+    outer: tuple[Axis, ...]
+    inner: tuple[Axis, ...] = ()
+    combine: Combine | None = None
+
+
 @dataclass(slots=True)
 class Lowering:
     """Walks one graph; also the builder that operators are written with."""
@@ -72,45 +82,33 @@ class Lowering:
     ) -> Value:
         """A reduction, computed into a buffer of its own."""
         name = self._name("sum" if combine is Combine.SUM else combine.value)
-        outer = tuple(Axis(f"{name}_o{d}", n) for d, n in enumerate(size))
-        axes = tuple(Axis(f"{name}_r{d}", n) for d, n in enumerate(inner))
-        value = body(_points(outer), _points(axes))
-        return self._compute(name, outer, axes, combine, value, None)
+        loops = _Loops(name, _axes(name, "o", size), _axes(name, "r", inner), combine)
+        value = body(_points(loops.outer), _points(loops.inner))
+        return self._compute(loops, value, value.dtype)
 
     def keep(self, value: Value) -> Value:
         """A value, computed once into a buffer of its own."""
         name = self._name("kept")
-        outer = tuple(Axis(f"{name}_o{d}", n) for d, n in enumerate(value.size))
-        return self._compute(
-            name, outer, (), None, value.load(_points(outer)), None, dtype=value.dtype
-        )
+        loops = _Loops(name, _axes(name, "o", value.size))
+        return self._compute(loops, value.load(_points(loops.outer)), value.dtype)
 
     def _name(self, hint: str) -> str:
         self.count += 1
         return f"_{hint}{self.count}"
 
     def _compute(
-        self,
-        name: str,
-        outer: tuple[Axis, ...],
-        inner: tuple[Axis, ...],
-        combine: Combine | None,
-        value: Expr,
-        node: fx.Node | None,
-        *,
-        dtype: DType | None = None,
+        self, loops: _Loops, value: Expr, dtype: DType, stride: tuple[int, ...] | None = None
     ) -> Value:
-        size = tuple(_number(axis.size) for axis in outer)
-        stride = _contiguous(size) if node is None else tuple(node.meta["val"].stride())
-        if node is not None:
-            dtype = from_torch(node.meta["val"].dtype)
-        dtype = dtype or value.dtype
-        value = cast(value, dtype.computed_in)
+        """Loops that store `value`; the tensor that they leave in memory."""
+        size = tuple(_number(axis.size) for axis in loops.outer)
+        stride = _contiguous(size) if stride is None else stride
         extent = 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
-        buffer = Buffer(name, dtype, Index.of(max(extent, 0)))
-        compute = Compute(buffer, size, stride, outer, inner, combine, value, node)
-        self.items.append(compute)
-        return _stored(buffer, [axis.size for axis in outer], stride)
+        buffer = Buffer(loops.name, dtype, Index.of(max(extent, 0)))
+        value = cast(value, dtype.computed_in)
+        self.items.append(
+            Compute(buffer, size, stride, loops.outer, loops.inner, loops.combine, value)
+        )
+        return _stored(buffer, [axis.size for axis in loops.outer], stride)
 
     # --- nodes ---
 
@@ -174,11 +172,12 @@ class Lowering:
         if kind is None:
             return None
         body = Body()
+        half = _half_of(op, node)
 
         def load(point: Point) -> Expr:
             def at(value: Any) -> Any:
                 if not isinstance(value, Value):
-                    return value
+                    return _rounded(value, half) if half is not None else value
                 loaded = broadcast(value, result.size).load(point)
                 wanted = value.dtype.computed_in if op.promotion is Promotion.NONE else kind
                 return cast(loaded, wanted)
@@ -189,7 +188,7 @@ class Lowering:
 
         try:
             load(tuple(Index.of(0) for _ in result.size))
-        except (TypeError, NotImplementedError):
+        except (TypeError, NotImplementedError, OverflowError, ValueError):
             return None  # arguments that the formula has no place for
         return Value(result.size, result.dtype, load)
 
@@ -224,9 +223,10 @@ class Lowering:
                 self.realize(source)
             self.items.append(Extern(node))
             return
-        name = node.name
-        outer = tuple(Axis(f"{name}_o{d}", n) for d, n in enumerate(value.size))
-        self.values[node] = self._compute(name, outer, (), None, value.load(_points(outer)), node)
+        loops = _Loops(node.name, _axes(node.name, "o", value.size))
+        tensor = node.meta["val"]
+        expr, dtype = value.load(_points(loops.outer)), _result(tensor).dtype
+        self.values[node] = self._compute(loops, expr, dtype, tuple(tensor.stride()))
 
     def _extern(self, node: fx.Node, reason: str | None) -> None:
         if is_mutable_op(node.target):
@@ -247,6 +247,10 @@ class Lowering:
                 continue
             if any(user not in self.values and user not in self.real for user in node.users):
                 self.realize(node)
+
+
+def _axes(name: str, hint: str, size: Sequence[Index]) -> tuple[Axis, ...]:
+    return tuple(Axis(f"{name}_{hint}{d}", n) for d, n in enumerate(size))
 
 
 def _points(axes: tuple[Axis, ...]) -> Point:
@@ -305,6 +309,8 @@ def _why_unsupported(value: Any) -> str | None:
         return f"elements of type {value.dtype}"
     if any(isinstance(n, torch.SymInt) for n in (*value.size(), *value.stride())):
         return "symbolic sizes"
+    if 0 in value.size():
+        return "no elements"
     return None
 
 
@@ -320,6 +326,18 @@ def _kind(op: Pointwise, node: fx.Node, result: Result) -> DType | None:
     promoted = tensors[0].dtype if len(tensors) == 1 else torch.result_type(*tensors[:2])
     found = from_torch(promoted)
     return None if found is None else found.computed_in
+
+
+def _half_of(op: Pointwise, node: fx.Node) -> torch.dtype | None:
+    """The half-precision type that a comparison rounds its numbers to; None elsewhere."""
+    if op.promotion is not Promotion.INPUTS:
+        return None
+    found = {arg.meta["val"].dtype for arg in node.args if isinstance(arg, fx.Node)}
+    return next((d for d in found if d in (torch.bfloat16, torch.float16)), None)
+
+
+def _rounded(value: Any, dtype: torch.dtype) -> Any:
+    return torch.tensor(value, dtype=dtype).item() if isinstance(value, float) else value
 
 
 def _readers(node: fx.Node) -> int:

@@ -115,15 +115,10 @@ def log_softmax_backward(
 
 @lowers(aten.native_layer_norm.default)
 def layer_norm(
-    t: Builder,
-    result: tuple[Result, Result, Result],
-    x: Value,
-    shape: Any,
-    weight: Value | None,
-    bias: Value | None,
-    eps: float,
+    t: Builder, result: tuple[Result, Result, Result], x: Value, shape: Any, *parameters: Any
 ) -> tuple[Value, Value, Value] | None:
     """(x - mean) / sqrt(var + eps) * weight + bias, the mean, and 1 / sqrt(var + eps)"""
+    weight, bias, eps = parameters
     rows = x.rank - len(shape)
     inner = list(range(rows, x.rank))
     sizes = [x.size[d] for d in inner]

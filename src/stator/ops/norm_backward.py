@@ -17,21 +17,13 @@ _b = Body()
 
 @lowers(aten.native_layer_norm_backward.default)
 def layer_norm_backward(
-    t: Builder,
-    result: tuple[Result, Result, Result],
-    grad: Value,
-    x: Value,
-    shape: Any,
-    mean: Value,
-    rstd: Value,
-    weight: Value | None,
-    bias: Value | None,
-    mask: Any,
+    t: Builder, result: tuple[Result, Result, Result], grad: Value, x: Value, *rest: Any
 ) -> tuple[Value, Value, Value] | None:
     """With g = grad * weight and n = (x - mean) * rstd, averages taken over a row:
 
     rstd * (g - mean(g) - n * mean(g * n)), sum of grad * n over rows, sum of grad over rows
     """
+    shape, mean, rstd, weight, _, mask = rest
     rows = x.rank - len(shape)
     inner = list(x.size[rows:])
     kept = list(x.size[:rows])

@@ -9,7 +9,6 @@ from typing import Any, Final, TypeVar
 
 from stator.loops.ir import Expr
 
-
 _Rule = TypeVar("_Rule", bound=Callable[..., Any])
 
 

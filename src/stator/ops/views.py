@@ -72,16 +72,10 @@ def t_(t: Builder, result: Result, x: Value) -> Value:
 
 
 @view(aten.slice.Tensor)
-def slice_(
-    t: Builder,
-    result: Result,
-    x: Value,
-    dim: int = 0,
-    start: Any = None,
-    end: Any = None,
-    step: int = 1,
-) -> Value | None:
+def slice_(t: Builder, result: Result, x: Value, dim: int = 0, *bounds: Any) -> Value | None:
     """Every step-th element of a dimension, from start."""
+    given: list[Any] = [*bounds, *(None, None, 1)[len(bounds) :]]
+    start, _, step = given
     length = x.size[dim].constant
     if length is None:
         return None

@@ -74,7 +74,7 @@ class _Fuser:
         return {self.home[name] for name in names if name in self.home}
 
     def _waits(self, item: Extern) -> set[int]:
-        """What a call must come behind: its sources, effects before it, readers of what it writes."""
+        """What a call comes behind: its sources, effects before it, readers of what it writes."""
         waits = self._sources(item)
         node = item.node
         if is_effect(node) or is_mutable_op(node.target) or is_random_op(node.target):

@@ -29,8 +29,7 @@ def without_tangents(graph: fx.Graph, undefined: Collection[fx.Node]) -> None:
             continue
         if not _has_other_tangent(node, missing):
             missing.add(node)
-        elif node.target is aten.add.Tensor and len(absent) == 1 and not node.kwargs:
-            (rest,) = (source for source in node.all_input_nodes if source not in missing)
+        elif (rest := _other_summand(node, missing)) is not None:
             node.replace_all_uses_with(rest)
         else:
             for source in absent:
@@ -45,6 +44,22 @@ def mark_tangents(graph: fx.Graph, tangents: Collection[fx.Node]) -> None:
     reached = reached_from(tangents, graph)
     for node in graph.nodes:
         node.meta["depends_on_tangent"] = node in reached
+
+
+def _other_summand(node: fx.Node, missing: set[fx.Node]) -> fx.Node | None:
+    """What is left of a sum of two gradients without the missing one; None if it is no such sum."""
+    if node.target is not aten.add.Tensor or node.kwargs:
+        return None
+    rest = [source for source in node.all_input_nodes if source not in missing]
+    if len(node.args) != 2 or len(rest) != 1 or node.args[0] is node.args[1]:
+        return None
+    ours, whole = rest[0].meta["val"], node.meta["val"]
+    same = ours.dtype == whole.dtype and _sizes(ours) == _sizes(whole)
+    return rest[0] if same else None
+
+
+def _sizes(value: torch.Tensor) -> list[object]:
+    return [n.node.expr if isinstance(n, torch.SymInt) else n for n in value.size()]
 
 
 def _has_other_tangent(node: fx.Node, missing: set[fx.Node]) -> bool:
