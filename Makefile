@@ -39,6 +39,7 @@ sweep: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.call_cost
+	$(BIN)/python -m benchmarks.micro
 
 format: $(STAMP)
 	$(BIN)/ruff format $(SOURCES)

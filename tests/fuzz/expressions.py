@@ -21,7 +21,8 @@ from tests.fuzz.accesses import Draw, gather, loaded_index
 
 F32, F64, BOOL = DType.F32, DType.F64, DType.BOOL
 INTEGERS: Final = (DType.I64, DType.I32, DType.U8, DType.I16, DType.I8)
-ARITHMETIC: Final = (F32, F64, DType.I64, DType.I32, DType.U8, BOOL, DType.I16, DType.I8)
+# Floats more often than the rest: they have the most primitives.
+ARITHMETIC: Final = (F32, F32, F32, F64, F64, BOOL, *INTEGERS)
 HALVES: Final = (DType.BF16, DType.F16)
 STEP: Final = 0.25  # floats in memory are multiples of this …
 LIMIT: Final = 8.0  # … up to this, apart from NaN and infinities
@@ -197,7 +198,7 @@ class Expressions:
         return made if is_calm else self.load(dtype)
 
     def floating(self, dtype: DType, depth: int) -> Known:
-        match self.draw(st.integers(0, 9)):
+        match self.draw(st.integers(0, 12)):
             case 0 | 1:
                 return self.sum(dtype, depth)
             case 2:

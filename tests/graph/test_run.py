@@ -168,7 +168,7 @@ def test_a_dump_holds_the_graph_before_and_after(tmp_path: Path) -> None:
 
     run_pass(drop_double_negation, graph, ctx_with(dump_dir=folder), "forward")
 
-    texts = {file.name: file.read_text() for file in folder.iterdir()}
+    texts = {file.name: file.read_text() for file in folder.glob("compilation_*/*")}
     assert texts == {
         "001_drop_double_negation_before.txt": before + "\n",
         "001_drop_double_negation_after.txt": str(graph) + "\n",
@@ -182,14 +182,15 @@ def test_dumps_sort_in_the_order_the_passes_ran(tmp_path: Path) -> None:
     run_passes((write_nothing_twice, drop_double_negation), graph, ctx, "forward")
     dump_graph(graph, ctx, "some/graph")
 
-    assert sorted(file.name for file in tmp_path.iterdir()) == [
+    assert sorted(file.name for file in tmp_path.glob("compilation_*/*")) == [
         "001_write_nothing_twice_after.txt",
         "001_write_nothing_twice_before.txt",
         "002_drop_double_negation_after.txt",
         "002_drop_double_negation_before.txt",
         "some_graph.txt",
     ]
-    assert (tmp_path / "some_graph.txt").read_text() == str(graph) + "\n"
+    (dumped,) = tmp_path.glob("compilation_*/some_graph.txt")
+    assert dumped.read_text() == str(graph) + "\n"
 
 
 def write_nothing_twice(graph: fx.Graph, ctx: Ctx) -> int:

@@ -146,7 +146,9 @@ def test_a_custom_operator_may_write_what_it_declares() -> None:
     verify(graph_of((accumulate, "x", "y"), (aten.sin.default, "x")), after="a_pass")
 
 
-@pytest.mark.parametrize("target", [torch.add, max, aten.add.Tensor], ids=str)
+@pytest.mark.parametrize(
+    "target", [torch.add, max, aten.add.Tensor], ids=["torch", "builtin", "aten"]
+)
 def test_what_writes_to_nothing_is_functional(target: Any) -> None:
     graph = graph_of((target, "x", "y"))
 

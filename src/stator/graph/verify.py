@@ -46,8 +46,11 @@ def user_line(node: fx.Node) -> str | None:
     trace = node.meta.get("stack_trace")
     if not trace:
         return None
-    frames = re.findall(r'File "(.+?)", line (\d+)', trace)
-    return f"{frames[-1][0]}:{frames[-1][1]}" if frames else None
+    frames = re.findall(r'File "(.+?)"(?:, line (\d+))?', trace)
+    if not frames:
+        return None
+    file, line = frames[-1]
+    return f"{file}:{line}" if line else str(file)
 
 
 def note_line(error: Exception, node: fx.Node) -> None:

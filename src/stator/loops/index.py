@@ -199,7 +199,17 @@ def lower_bound(index: Index) -> Index | None:
 def is_at_least(index: Index, number: int) -> bool:
     """Whether a size-only index is known to reach `number`: symbols are at least 0."""
     rest = index - number
-    return all(factor >= 0 for _, factor in rest.terms)
+    return all(
+        factor >= 0 and all(_is_natural(atom) for atom in product) for product, factor in rest.terms
+    )
+
+
+def _is_natural(atom: Atom) -> bool:
+    """Whether the atom is never negative."""
+    if isinstance(atom, Quotient):
+        low = lower_bound(atom.value)
+        return low is not None and is_at_least(low, 0)
+    return not isinstance(atom, Element)
 
 
 def _bound(index: Index, *, upper: bool) -> Index | None:
@@ -208,7 +218,7 @@ def _bound(index: Index, *, upper: bool) -> Index | None:
         part = Index.of(factor)
         for atom in product:
             limit = _atom_bound(atom, upper=upper == (factor > 0))
-            if limit is None:
+            if limit is None or (len(product) > 1 and not _is_natural(atom)):
                 return None
             part = part * limit
         total = total + part

@@ -284,7 +284,7 @@ def _rounded(exact: Fraction) -> float:
     try:
         return float(exact)
     except OverflowError:
-        return math.copysign(math.inf, exact)
+        return math.inf if exact > 0 else -math.inf
 
 
 def _rounded_to(exact: Fraction, kind: Any) -> Scalar:

@@ -220,7 +220,7 @@ class _Printer:
             case Apply():
                 args = ", ".join(self.expr(arg) for arg in expr.args)
                 return f"{expr.prim.name.lower()}({args})", result_dtype(expr.prim, expr.args)
-        raise AssertionError(f"no text for {type(expr).__name__}")
+        return f"<{type(expr).__name__}>", None  # for the verifier's message: it has no meaning
 
     def index(self, index: Index) -> str:
         text = ""
@@ -509,7 +509,7 @@ class _KernelParser:
     def line(self, line: _Line) -> None:
         word = line.peek()
         # Not `stage[i0] = …` nor `stage sum= …`: a buffer or accumulator may have that name.
-        if word == "stage" and line.peek(2) in ("", ":"):
+        if word == "stage" and line.peek(1) != "[" and line.peek(2) != "=":
             line.take("stage")
             self.scope.axes = {axis.name: axis for axis in self.outer}
             self.stages.append((self.axes(line), []))
@@ -561,7 +561,7 @@ class _KernelParser:
 
     def statement(self, line: _Line) -> None:
         body = self.stages[-1][1]
-        if line.peek() == "let" and line.peek(2) == "=":
+        if line.peek() == "let" and line.peek(1) not in ("[", *_COMBINES):
             line.take("let")
             name = line.name("a name")
             line.take("=")

@@ -82,8 +82,11 @@ class Lowering:
     ) -> Value:
         """A reduction, computed into a buffer of its own."""
         name = self._name("sum" if combine is Combine.SUM else combine.value)
-        loops = _Loops(name, _axes(name, "o", size), _axes(name, "r", inner), combine)
-        value = body(_points(loops.outer), _points(loops.inner))
+        axes = _axes(name, "r", inner)
+        single = all(axis.size.constant == 1 for axis in axes)  # of one element: that element
+        outer = _axes(name, "o", size)
+        loops = _Loops(name, outer) if single else _Loops(name, outer, axes, combine)
+        value = body(_points(outer), _points(axes))
         return self._compute(loops, value, value.dtype)
 
     def keep(self, value: Value) -> Value:

@@ -9,6 +9,7 @@ from torch import fx
 
 from stator.codegen.llvm.backend import load_kernels
 from stator.core.events import Compilation
+from stator.loops.values import Value
 from stator.lower.items import Compute
 from stator.lower.lower import Lowering
 from stator.runtime.plan import Call, Constant, Free, Launch, Plan, Step, attribute
@@ -44,20 +45,16 @@ def plan_kernels(module: fx.GraphModule, record: Compilation, name: str) -> Plan
         else:
             steps.append(_call(module, group.extern.node))
     placeholders = module.graph.find_nodes(op="placeholder")
-    strides = {
-        node.name: tuple(node.meta["val"].stride())
-        for node in module.graph.nodes
-        if node in lowering.real
-        and isinstance(lowering.values.get(node), object)
-        and isinstance(node.meta.get("val"), torch.Tensor)
-        and node.meta["val"].layout is torch.strided
-        and not any(isinstance(n, torch.SymInt) for n in node.meta["val"].stride())
+    layouts = {
+        node.name: (tuple(node.meta["val"].stride()), node.meta["val"].dtype)
+        for node in lowering.real
+        if isinstance(lowering.values.get(node), Value)
     }
     return Plan(
         tuple(node.name for node in placeholders),
         tuple(_with_frees(steps, [n.name for n in placeholders], output)),
         output.args[0],
-        strides,
+        layouts,
     )
 
 

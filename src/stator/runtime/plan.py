@@ -111,7 +111,8 @@ class Plan:
     inputs: tuple[str, ...]
     steps: tuple[Step, ...]
     outputs: Any  # tuple of nodes and constants
-    strides: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # that kernels rely on
+    # Strides and types that kernels rely on: some operators lay results as nobody foretold.
+    layouts: Mapping[str, tuple[tuple[int, ...], torch.dtype]] = field(default_factory=dict)
 
     def __str__(self) -> str:
         body = "".join(f"  {step}\n" for step in self.steps)

@@ -40,27 +40,28 @@ def load_plan(plan: Plan, label: str) -> Boxed:
 def _launch(source: Source, plan: Plan, step: Launch, settled: set[str]) -> None:
     """Make the outputs, then run the kernel on addresses."""
     for name in step.takes:
-        if name in plan.strides and name not in settled:
+        if name in plan.layouts and name not in settled:
             settled.add(name)
-            stride = source.literal(plan.strides[name])
-            fix = source.bind(restrided, "restrided")
-            source.add(f"if {name}.stride() != {stride}: {name} = {fix}({name}, {stride})")
+            stride, dtype = (source.literal(part) for part in plan.layouts[name])
+            fix = source.bind(as_planned, "as_planned")
+            source.add(f"if {name}.stride() != {stride} or {name}.dtype is not {dtype}:")
+            source.add(f"{name} = {fix}({name}, {stride}, {dtype})", 2)
     empty, threads = (
         source.bind(torch.empty_strided, "empty"),
         source.bind(torch.get_num_threads, "threads"),
     )
-    for name, size, strides, dtype in step.allocations:
+    for name, size, strides, kind in step.allocations:
         shape = f"{source.literal(size)}, {source.literal(strides)}"
-        source.add(f"{name} = {empty}({shape}, dtype={source.bind(dtype, 'dtype')})")
+        source.add(f"{name} = {empty}({shape}, dtype={source.bind(kind, 'dtype')})")
     settled.update(step.makes)
     given = [f"{name}.data_ptr()" for name in step.arguments]
     given.append(f"{threads}()" if step.parallel else "1")
     source.add(f"{source.bind(step.entry, 'kernel')}({', '.join(given)})")
 
 
-def restrided(tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
-    """A copy that lies as a kernel expects it: operators lay some results as nobody foretold."""
-    fresh = torch.empty_strided(tensor.size(), stride, dtype=tensor.dtype, device=tensor.device)
+def as_planned(tensor: torch.Tensor, stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A copy that lies as a kernel expects it."""
+    fresh = torch.empty_strided(tensor.size(), stride, dtype=dtype, device=tensor.device)
     return fresh.copy_(tensor)
 
 

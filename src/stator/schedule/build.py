@@ -72,7 +72,7 @@ def _stages(
     value = substitute(member.value.replaced(place), made)
     inner = tuple(axis for axis in inner if axis.size.constant != 1)
     store = member.store.replaced(place)
-    if member.combine is None or not inner:
+    if member.combine is None:
         if not inner:  # one value a row: whoever reads it has it at hand
             made[member.name] = value
         return [Stage(inner, (Store(member.buffer, store, value),))]
