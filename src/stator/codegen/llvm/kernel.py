@@ -23,7 +23,16 @@ from stator.codegen.llvm.prims import emit_prim
 from stator.codegen.llvm.types import MEMORY, convert, from_memory, literal, register, to_memory
 from stator.codegen.llvm.writer import Writer
 from stator.core.dtypes import DType
-from stator.loops.index import Axis, Element, Index, Quotient, Remainder, Symbol
+from stator.loops.index import (
+    Axis,
+    Element,
+    Index,
+    Quotient,
+    Remainder,
+    Symbol,
+    is_at_least,
+    lower_bound,
+)
 from stator.loops.ir import (
     Accumulate,
     Accumulated,
@@ -168,6 +177,7 @@ class _Rows:
                 self._body(self.kernel.stages)
             return
         w = self.w
+        length = self._clip(length, "1", larger=True)  # of an empty row nothing is asked
         first = w.let(f"udiv i64 %begin, {length}")
         beyond = w.let("sub i64 %end, 1")
         final = w.let(f"udiv i64 {beyond}, {length}")
@@ -467,16 +477,28 @@ class _Rows:
             case Symbol():
                 return f"%{atom.name}"
             case Quotient():
-                return self._divided("udiv", atom.value, atom.by)
+                return self._divided(atom.value, atom.by, remainder=False)
             case Remainder():
-                return self._divided("urem", atom.value, atom.by)
+                return self._divided(atom.value, atom.by, remainder=True)
             case Element():
                 return convert(self.w, self.value(atom.expr), atom.expr.dtype, DType.I64)
             case _:
                 raise AssertionError(f"no code for {atom}")
 
-    def _divided(self, operation: str, value: Index, by: Index) -> str:
-        return self.w.let(f"{operation} i64 {self.index(value)}, {self.index(by)}")
+    def _divided(self, value: Index, by: Index, *, remainder: bool) -> str:
+        """Floor division; the machine's own where the value cannot be negative."""
+        over, under = self.index(value), self.index(by)
+        low = lower_bound(value)
+        if low is not None and is_at_least(low, 0):
+            return self.w.let(f"{'urem' if remainder else 'udiv'} i64 {over}, {under}")
+        rest = self.w.let(f"srem i64 {over}, {under}")
+        below = self.w.let(f"icmp slt i64 {rest}, 0")
+        if remainder:
+            lifted = self.w.let(f"add i64 {rest}, {under}")
+            return self.w.let(f"select i1 {below}, i64 {lifted}, i64 {rest}")
+        quotient = self.w.let(f"sdiv i64 {over}, {under}")
+        lowered = self.w.let(f"sub i64 {quotient}, 1")
+        return self.w.let(f"select i1 {below}, i64 {lowered}, i64 {quotient}")
 
 
 def _is_long(axis: Axis) -> bool:
