@@ -365,6 +365,17 @@ def _fused_multiply_add(x: Scalar, y: Scalar, z: Scalar) -> Scalar:
     return _rounded_to(exact, type(x))
 
 
+def _power(x: Scalar, y: Scalar) -> float:
+    """C's pow.  numpy's takes the square root where y is 0.5, so it differs at -0.0 and -inf."""
+    try:
+        return math.pow(x, y)
+    except (OverflowError, ValueError):
+        if x < 0 and math.isfinite(y) and not float(y).is_integer():
+            return math.nan
+        is_odd = math.fmod(y, 2) != 0 and float(y).is_integer()
+        return math.copysign(math.inf, x) if is_odd else math.inf
+
+
 def _through_f64(function: Callable[..., Any]) -> Callable[..., Any]:
     """Computed in f64, then rounded: for f32, as good as exact."""
     return lambda *args: type(args[0])(function(*(np.float64(arg) for arg in args)))
@@ -423,6 +434,6 @@ PRIMS: Final[dict[Prim, Callable[..., Any]]] = {
     Prim.ATANH: _through_f64(np.arctanh),
     Prim.ERF: _through_f64(math.erf),
     Prim.ERFC: _through_f64(math.erfc),
-    Prim.POW: _through_f64(np.power),
+    Prim.POW: _through_f64(_power),
     Prim.HYPOT: _through_f64(np.hypot),
 }

@@ -40,7 +40,20 @@ def build_kernel(name: str, group: Group, wanted: set[str]) -> Kernel:
         stages += _stages(number, member, group.rows, row, made, wanted)
     stages = _merge(stages)
     kernel = Kernel(name, outer, tuple(_localize(stages, group, wanted, row)))
-    return coalesce(kernel)
+    return coalesce(in_memory_order(kernel))
+
+
+def in_memory_order(kernel: Kernel) -> Kernel:
+    """Where there are no inner axes, let the last one be that along which results lie closest."""
+    if any(stage.inner for stage in kernel.stages):
+        return kernel
+    first = next(s for s in kernel.statements if isinstance(s, Store))
+
+    def step(axis: Axis) -> int:
+        factor = first.index.factor_of(axis)
+        return -(factor.constant or 0) if factor is not None else 0
+
+    return Kernel(kernel.name, tuple(sorted(kernel.outer, key=step)), kernel.stages)
 
 
 def _at(axis: Axis) -> Index:
