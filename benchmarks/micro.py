@@ -7,6 +7,7 @@ plain copy measured in the same run.  Cold seconds are the first call, Dynamo in
 
 from __future__ import annotations
 
+import os
 import shutil
 import statistics
 import time
@@ -99,6 +100,7 @@ def main(
     write: Annotated[bool, typer.Option(help="write RESULTS.md")] = True,
 ) -> None:
     """Measure every row; print the table and write it down."""
+    os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"  # cold means cold
     backends = ["stator", *([PEER] if shutil.which("g++") else [])]
     rate = _copy_rate()
     table = []

@@ -17,6 +17,7 @@ import torch
 
 from stator.codegen.llvm import math
 from stator.codegen.llvm.kernel import arguments_of, emit_kernel, needed_math, symbols_of
+from stator.codegen.llvm.writer import numbered
 from stator.loops.ir import Kernel
 
 _ATTRIBUTES: Final = (
@@ -61,7 +62,8 @@ def module_text(kernels: Iterable[Kernel]) -> str:
             line = f"declare {kind} @llvm.{name}.{suffix}({', '.join([kind] * count)})"
             if f"@llvm.{name}.{suffix}(" not in declared:
                 lines.append(line)
-    return "\n".join([*lines, *(emit_kernel(kernel) for kernel in kernels), _ATTRIBUTES])
+    text = "\n".join([*lines, *(emit_kernel(kernel) for kernel in kernels), _ATTRIBUTES])
+    return numbered(text)
 
 
 def load(kernels: Iterable[Kernel]) -> Module:

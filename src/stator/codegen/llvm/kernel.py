@@ -52,6 +52,8 @@ from stator.loops.ir import (
 )
 from stator.loops.prims import Prim
 
+VECTOR_BYTES: Final = 64
+FEW: Final = 8  # points that are not worth a vector
 COLUMNS: Final = 512  # columns that one outer block of a column reduction handles
 STRETCH: Final = 128  # rows that one partial sum of a column takes in
 CHUNK: Final = 1024  # elements summed before a partial sum is put away: it keeps sums exact enough
@@ -172,7 +174,7 @@ class _Rows:
         *rows, last = self.kernel.outer or (Axis("only", Index.of(1)),)
         length = self.index(last.size)
         if not rows:
-            with self.w.loop("%begin", "%end", [], "flat") as loop:
+            with self.w.loop("%begin", "%end", [], "flat", self._lanes(last)) as loop:
                 self._enter(last, loop.counter)
                 self._body(self.kernel.stages)
             return
@@ -189,9 +191,24 @@ class _Rows:
             start = w.let(f"mul i64 {loop.counter}, {length}")
             low = self._clip(w.let(f"sub i64 %begin, {start}"), "0", larger=True)
             high = self._clip(w.let(f"sub i64 %end, {start}"), length, larger=False)
-            with w.loop(low, high, [], "flat") as inner:
+            with w.loop(low, high, [], "flat", self._lanes(last)) as inner:
                 self._enter(last, inner.counter)
                 self._body(self.kernel.stages)
+
+    def _lanes(self, axis: Axis) -> int:
+        """Lanes of an innermost loop: a full vector of the widest type in it.
+
+        LLVM is told, not asked: its two cost models may disagree, and a build with assertions then
+        ends the process.
+        """
+        size = axis.size.constant
+        widest = max(
+            node.dtype.computed_in.bytes
+            for statement in self.kernel.statements
+            for node in walk(statement.value)
+        )
+        scalar = (size is not None and size < FEW) or not _has_vectors(self.kernel)
+        return 0 if scalar else VECTOR_BYTES // widest
 
     def _clip(self, value: str, bound: str, *, larger: bool) -> str:
         predicate = "sgt" if larger else "slt"
@@ -234,7 +251,7 @@ class _Rows:
             self._clear(self.accumulators[statement.name], statement, width)
 
         def innermost() -> None:
-            with self.w.loop("0", width, [], "column") as loop:
+            with self.w.loop("0", width, [], "column", self._lanes(last)) as loop:
                 self.lane = loop.counter
                 self._enter(last, self.w.let(f"add i64 {start}, {loop.counter}"))
                 for statement in stage.body:
@@ -272,9 +289,10 @@ class _Rows:
                 self._nest(axes[1:], innermost)
             self.values.clear()
             for statement in accumulations:
-                with w.loop("0", width, [], "column") as column:
+                dtype = statement.value.dtype
+                lanes = VECTOR_BYTES // dtype.computed_in.bytes
+                with w.loop("0", width, [], "column", lanes) as column:
                     self.lane = column.counter
-                    dtype = statement.value.dtype
                     part = self._lane_of(self.partials[statement.name], dtype)
                     self._into(self.accumulators[statement.name], statement, part)
                     self.lane = None
@@ -282,7 +300,7 @@ class _Rows:
     def _clear(self, row: str, statement: Accumulate, width: str) -> None:
         dtype = statement.value.dtype
         kind = MEMORY[dtype.computed_in]
-        with self.w.loop("0", width, [], "clear") as loop:
+        with self.w.loop("0", width, [], "clear", VECTOR_BYTES // dtype.computed_in.bytes) as loop:
             place = self.w.let(f"getelementptr {kind}, ptr {row}, i64 {loop.counter}")
             value = to_memory(self.w, neutral(statement.combine, dtype), dtype.computed_in)
             self.w.line(f"store {kind} {value}, ptr {place}")
@@ -334,7 +352,8 @@ class _Rows:
         length = self.index(axis.size)
         if not rest and accumulations and _is_long(axis):
             return self._chunks(stage, axis, start, accumulations)
-        with self.w.loop("0", length, carried, "inner") as loop:
+        lanes = 0 if rest else self._lanes(axis)
+        with self.w.loop("0", length, carried, "inner", lanes) as loop:
             self._enter(axis, loop.counter)
             loop.carried = self._inner(stage, tuple(rest), loop.carried, accumulations)
         return loop.results
@@ -352,7 +371,8 @@ class _Rows:
         with w.loop("0", chunks, list(zip(kinds, start, strict=True)), "chunk") as loop:
             low = w.let(f"mul i64 {loop.counter}, {CHUNK}")
             high = self._clip(w.let(f"add i64 {low}, {CHUNK}"), length, larger=False)
-            with w.loop(low, high, list(zip(kinds, fresh, strict=True)), "inner") as inner:
+            chunk = list(zip(kinds, fresh, strict=True))
+            with w.loop(low, high, chunk, "inner", self._lanes(axis)) as inner:
                 self._enter(axis, inner.counter)
                 inner.carried = self._point(stage, inner.carried)
             loop.carried = [
@@ -499,6 +519,14 @@ class _Rows:
         quotient = self.w.let(f"sdiv i64 {over}, {under}")
         lowered = self.w.let(f"sub i64 {quotient}, 1")
         return self.w.let(f"select i1 {below}, i64 {lowered}, i64 {quotient}")
+
+
+def _has_vectors(kernel: Kernel) -> bool:
+    """Whether LLVM can make vectors of it: not of calls to libm, nor of any and all."""
+    combines = {s.combine for s in kernel.statements if isinstance(s, Accumulate)}
+    if combines & {Combine.ANY, Combine.ALL}:
+        return False
+    return not any(pair in math.LIBM for pair in needed_math(kernel))
 
 
 def _is_long(axis: Axis) -> bool:

@@ -119,6 +119,18 @@ def _is_nan(w: Writer, args: list[str], dtype: DType) -> str:
     return w.let(f"fcmp uno {kind} {args[0]}, {args[0]}") if dtype.is_float else "false"
 
 
+def _copysign(w: Writer, args: list[str], dtype: DType) -> str:
+    """By bits: LLVM would round through the intrinsic, to f16 by a function that nobody has."""
+    kind = register(dtype)
+    bits = "i64" if kind == "double" else "i32"
+    sign = 1 << (63 if bits == "i64" else 31)
+    size, from_ = (w.let(f"bitcast {kind} {arg} to {bits}") for arg in args)
+    kept = w.let(f"and {bits} {size}, {sign - 1}")
+    taken = w.let(f"and {bits} {from_}, {-sign}")
+    both = w.let(f"or {bits} {kept}, {taken}")
+    return w.let(f"bitcast {bits} {both} to {kind}")
+
+
 def _bool_or_integer(operation: str) -> Emit:
     return lambda w, args, dtype: w.let(f"{operation} {register(dtype)} {args[0]}, {args[1]}")
 
@@ -149,7 +161,7 @@ _FLOAT: Final[dict[Prim, Emit]] = {
     Prim.CEIL: _intrinsic("ceil"),
     Prim.TRUNC: _intrinsic("trunc"),
     Prim.ROUND: _intrinsic("roundeven"),
-    Prim.COPYSIGN: _intrinsic("copysign"),
+    Prim.COPYSIGN: _copysign,
     Prim.FMA: _intrinsic("fma"),
 }
 

@@ -2,9 +2,35 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Final
+
+LANES: Final = "lanes:"  # in loop marks, until the module numbers them
+
+
+def numbered(text: str) -> str:
+    """Module text with its loop marks numbered, as LLVM wants metadata.
+
+    before: br i1 %v, label %a, label %b, !llvm.loop !{lanes:16}
+    after:  br i1 %v, label %a, label %b, !llvm.loop !0      and !0 at the end says 16
+    """
+    notes: list[str] = []
+
+    def number(mark: re.Match[str]) -> str:
+        own = 2 * len(notes)
+        lanes = int(mark.group(1))
+        name, value = ("width", f"i32 {lanes}") if lanes else ("enable", "i1 false")
+        notes.append(
+            f"!{own} = distinct !{{!{own}, !{own + 1}}}\n"
+            f'!{own + 1} = !{{!"llvm.loop.vectorize.{name}", {value}}}'
+        )
+        return f"!{own}"
+
+    body = re.sub(rf"!\{{{LANES}(\d+)\}}", number, text)
+    return "\n".join([body, *notes])
 
 
 @dataclass(slots=True)
@@ -46,9 +72,16 @@ class Writer:
 
     @contextmanager
     def loop(
-        self, start: str, end: str, carried: list[tuple[str, str]], hint: str = "loop"
+        self,
+        start: str,
+        end: str,
+        carried: list[tuple[str, str]],
+        hint: str = "loop",
+        lanes: int = 0,
     ) -> Iterator[Loop]:
         """Count from `start` to below `end`; `carried` are (type, initial value) pairs.
+
+        `lanes` tells LLVM how wide to make the vectors; 0 forbids them.
 
         The body replaces `loop.carried` by the values for the next iteration; after the loop,
         `loop.results` holds the last ones.  Nothing runs where start >= end.
@@ -66,7 +99,8 @@ class Writer:
         following = self.let(f"add nuw nsw i64 {counter}, 1")
         more = self.let(f"icmp slt i64 {following}, {end}")
         last = self.block
-        self.line(f"br i1 {more}, label %{head}, label %{done}")
+        note = f"!llvm.loop !{{{LANES}{lanes}}}"
+        self.line(f"br i1 {more}, label %{head}, label %{done}, {note}")
         phis = [f"  {counter} = phi i64 [ {start}, %{before} ], [ {following}, %{last} ]"]
         for (kind, initial), value, next_value in zip(carried, inside, loop.carried, strict=True):
             phis.append(
