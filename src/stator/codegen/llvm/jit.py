@@ -16,7 +16,8 @@ from typing import Any, Final
 import torch
 
 from stator.codegen.llvm import math
-from stator.codegen.llvm.kernel import arguments_of, emit_kernel, needed_math, symbols_of
+from stator.codegen.llvm.entry import emit_kernel
+from stator.codegen.llvm.kernel import arguments_of, needed_math, symbols_of
 from stator.codegen.llvm.writer import numbered
 from stator.loops.ir import Kernel
 

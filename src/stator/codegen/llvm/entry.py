@@ -1,0 +1,73 @@
+"""A whole kernel in LLVM: the loops, and what is called of them.
+
+NAME_rows(buffers…, sizes…, begin, end)  the loops, over a stretch of the outer iterations
+NAME_thread(task)                        what one thread of a parallel region runs
+NAME(buffers…, sizes…, threads)          entry: alone, or in torch's own OpenMP pool
+"""
+
+from __future__ import annotations
+
+from stator.codegen.llvm.kernel import Rows, arguments_of, outer_count, symbols_of
+from stator.codegen.llvm.writer import Writer
+from stator.loops.ir import Kernel
+
+
+def emit_kernel(kernel: Kernel) -> str:
+    """LLVM text of the three functions, without the math that they call."""
+    return "\n".join((Rows(kernel).emit(), _thread(kernel), _entry(kernel)))
+
+
+def _parameters(kernel: Kernel) -> list[tuple[str, str]]:
+    """Type and name of what the loops take before the stretch."""
+    buffers = [("ptr", buffer.name) for buffer in arguments_of(kernel)]
+    return buffers + [("i64", symbol.name) for symbol in symbols_of(kernel)]
+
+
+def _call_rows(kernel: Kernel, w: Writer, begin: str, end: str) -> None:
+    given = [f"{kind} %{name}" for kind, name in _parameters(kernel)]
+    w.line(f"call void @{kernel.name}_rows({', '.join([*given, f'i64 {begin}', f'i64 {end}'])})")
+
+
+def _thread(kernel: Kernel) -> str:
+    """One thread's share: an equal stretch of the outer iterations."""
+    w = Writer()
+    parameters = [*_parameters(kernel), ("i64", "count")]
+    for position, (kind, name) in enumerate(parameters):
+        place = w.let(f"getelementptr i64, ptr %task, i64 {position}")
+        w.line(f"%{name} = load {kind}, ptr {place}")
+    number = w.let("call i32 @omp_get_thread_num()")
+    threads = w.let("call i32 @omp_get_num_threads()")
+    mine, all_ = w.let(f"sext i32 {number} to i64"), w.let(f"sext i32 {threads} to i64")
+    low = w.let(f"mul i64 %count, {mine}")
+    begin = w.let(f"udiv i64 {low}, {all_}")
+    high = w.let(f"add i64 {low}, %count")
+    end = w.let(f"udiv i64 {high}, {all_}")
+    _call_rows(kernel, w, begin, end)
+    w.line("ret void")
+    head = f"define internal void @{kernel.name}_thread(ptr %task) #0 {{\nentry:"
+    return "\n".join((head, *w.lines, "}"))
+
+
+def _entry(kernel: Kernel) -> str:
+    rows = Rows(kernel)  # for its way with indices
+    w = rows.w
+    count = rows.index(outer_count(kernel))
+    alone = w.let("icmp sle i32 %threads, 1")
+    w.line(f"br i1 {alone}, label %serial, label %parallel")
+    w.open_block("serial")
+    _call_rows(kernel, w, "0", count)
+    w.line("ret void")
+    w.open_block("parallel")
+    parameters = _parameters(kernel)
+    task = w.let(f"alloca [{len(parameters) + 1} x i64], align 8")
+    for position, (kind, value) in enumerate(
+        [*((kind, f"%{name}") for kind, name in parameters), ("i64", count)]
+    ):
+        place = w.let(f"getelementptr i64, ptr {task}, i64 {position}")
+        w.line(f"store {kind} {value}, ptr {place}")
+    w.line(f"call void @GOMP_parallel(ptr @{kernel.name}_thread, ptr {task}, i32 %threads, i32 0)")
+    w.line("ret void")
+    taken = [f"{kind} %{name}" for kind, name in parameters] + ["i32 %threads"]
+    return "\n".join(
+        (f"define void @{kernel.name}({', '.join(taken)}) #0 {{\nentry:", *w.lines, "}")
+    )
