@@ -26,6 +26,7 @@ demo: $(STAMP)
 
 test: check
 	$(ONE_THREAD) $(BIN)/python -m pytest -q $(WORKERS) --ignore=tests/style
+	$(ONE_THREAD) $(BIN)/python -m pytest -q $(WORKERS) tests/aot --no-kernels
 
 check: $(STAMP)
 	$(BIN)/ruff format --quiet --check $(SOURCES)

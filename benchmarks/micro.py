@@ -81,7 +81,8 @@ def _measure(
     cold = {}
     for backend in backends:
         torch.compiler.reset()
-        calls[backend] = torch.compile(row.program, backend=backend, dynamic=False)
+        options = {"kernels": True} if backend == "stator" else None
+        calls[backend] = torch.compile(row.program, backend=backend, dynamic=False, options=options)
         cold[backend] = _seconds(partial(calls[backend], *row.inputs))
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):

@@ -19,11 +19,13 @@ TORCH_WARNS = (
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let the parity tests run on another backend: is it ours that fails, or the test?"""
     parser.addoption("--backend", default="stator", help="backend that parity.check compiles with")
+    parser.addoption("--no-kernels", action="store_true", help="let torch run every operator")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Hand the chosen backend to the harness; let pass what torch warns of on its own account."""
     parity.BACKEND.set(config.getoption("--backend"))
+    parity.KERNELS.set(not config.getoption("--no-kernels"))
     for message in TORCH_WARNS:
         config.addinivalue_line("filterwarnings", f"ignore:{message}")
 

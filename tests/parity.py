@@ -26,6 +26,8 @@ Backend = str | Callable[..., Any]
 
 # `pytest --backend NAME` sets it, so that the suite can be tried on a backend other than ours.
 BACKEND: Final[ContextVar[Backend]] = ContextVar("backend", default="stator")
+# Native kernels are on in the parity tests, where they are off for users; `--no-kernels` is theirs.
+KERNELS: Final[ContextVar[bool]] = ContextVar("kernels", default=True)
 
 
 class Settings(TypedDict, total=False):
@@ -160,7 +162,7 @@ def compile_for(fn: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
     backend = BACKEND.get() if plan.backend is None else plan.backend
     options = dict(plan.options or {})
     if backend == "stator":
-        options = {"strict": True, **options}
+        options = {"strict": True, "kernels": KERNELS.get(), **options}
     elif plan.backend is None:
         options = {}  # they are stator's; another backend would refuse them
     result: Callable[..., Any] = torch.compile(

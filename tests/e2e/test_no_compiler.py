@@ -15,7 +15,7 @@ torch.manual_seed(0)
 layers = [nn.Linear(16, 32), nn.GELU(), nn.LayerNorm(32), nn.Linear(32, 4), nn.Softmax(-1)]
 model = nn.Sequential(*layers)
 x = torch.randn(8, 16)
-compiled = torch.compile(model, backend="stator", options={"strict": True})
+compiled = torch.compile(model, backend="stator", options={"strict": True, "kernels": True})
 torch.testing.assert_close(compiled(x), model(x))
 compiled(x).square().sum().backward()
 assert model[0].weight.grad is not None
