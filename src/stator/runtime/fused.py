@@ -8,6 +8,7 @@ import torch
 from torch import fx
 
 from stator.codegen.llvm.backend import load_kernels
+from stator.core.dtypes import TORCH_DTYPES
 from stator.core.events import Compilation
 from stator.loops.values import Value
 from stator.lower.items import Compute
@@ -88,8 +89,6 @@ def _launch(group: Group, kernel: Any, entry: Any) -> Launch:
 
 
 def _torch_dtype(member: Compute) -> torch.dtype:
-    from stator.core.dtypes import TORCH_DTYPES
-
     return next(dtype for dtype, ours in TORCH_DTYPES.items() if ours is member.buffer.dtype)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -245,21 +244,3 @@ def _indices(statement: Statement) -> list[Index]:
 def _is_linear(index: Index, first: Axis, second: Axis) -> bool:
     large, small = index.factor_of(first), index.factor_of(second)
     return large is not None and small is not None and large is small * second.size
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """A kernel in a plan: which buffers it makes, and whether it is worth several threads."""
-
-    kernel: Kernel
-    made: tuple[Compute, ...]
-    work: int
-
-
-def launch_of(name: str, group: Group, wanted: set[str]) -> Launch:
-    """The kernel of a group, with what the executor must know of it."""
-    kernel = build_kernel(name, group, wanted)
-    written = {buffer.name for buffer in kernel.written}
-    made = tuple(member for member in group.members if member.name in written)
-    work = sum(member.work * (1 + member.value.size) for member in group.members)
-    return Launch(kernel, made, work)
