@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stator.codegen.llvm import jit
-from stator.codegen.llvm.kernel import arguments_of, symbols_of
+from stator.codegen.llvm.shape import arguments_of, symbols_of
 from stator.loops import interp
 from stator.loops.ir import Kernel
 from tests.fuzz.kernels import difference, inputs, kernels

@@ -7,14 +7,38 @@ NAME(buffers…, sizes…, threads)          entry: alone, or in torch's own Ope
 
 from __future__ import annotations
 
-from stator.codegen.llvm.kernel import Rows, arguments_of, outer_count, symbols_of
+from stator.codegen.llvm.columns import Columns
+from stator.codegen.llvm.emitter import Emitter
+from stator.codegen.llvm.flat import Flat
+from stator.codegen.llvm.rows import Rows
+from stator.codegen.llvm.shape import arguments_of, is_columnar, outer_count, symbols_of
 from stator.codegen.llvm.writer import Writer
 from stator.loops.ir import Kernel
 
 
 def emit_kernel(kernel: Kernel) -> str:
     """LLVM text of the three functions, without the math that they call."""
-    return "\n".join((Rows(kernel).emit(), _thread(kernel), _entry(kernel)))
+    return "\n".join((_rows(kernel), _thread(kernel), _entry(kernel)))
+
+
+def _rows(kernel: Kernel) -> str:
+    """The loops over one stretch of outer iterations."""
+    parameters = [f"ptr noalias %{b.name}" for b in arguments_of(kernel)]
+    parameters += [f"i64 %{s.name}" for s in symbols_of(kernel)]
+    parameters += ["i64 %begin", "i64 %end"]
+    emitter = _shape_of(kernel)(kernel)
+    for buffer in kernel.scratch:
+        emitter.open_scratch(buffer)
+    emitter.emit()
+    emitter.w.line("ret void")
+    head = f"define internal void @{kernel.name}_rows({', '.join(parameters)}) #0 {{\nentry:"
+    return "\n".join((head, *emitter.w.lines, "}"))
+
+
+def _shape_of(kernel: Kernel) -> type[Columns] | type[Rows] | type[Flat]:
+    if is_columnar(kernel):
+        return Columns
+    return Rows if any(stage.inner for stage in kernel.stages) else Flat
 
 
 def _parameters(kernel: Kernel) -> list[tuple[str, str]]:
@@ -49,7 +73,7 @@ def _thread(kernel: Kernel) -> str:
 
 
 def _entry(kernel: Kernel) -> str:
-    rows = Rows(kernel)  # for its way with indices
+    rows = Emitter(kernel)  # for its way with indices
     w = rows.w
     count = rows.index(outer_count(kernel))
     alone = w.let("icmp sle i32 %threads, 1")

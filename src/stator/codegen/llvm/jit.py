@@ -17,7 +17,7 @@ import torch
 
 from stator.codegen.llvm import math
 from stator.codegen.llvm.entry import emit_kernel
-from stator.codegen.llvm.kernel import arguments_of, needed_math, symbols_of
+from stator.codegen.llvm.shape import arguments_of, needed_math, symbols_of
 from stator.codegen.llvm.writer import numbered
 from stator.loops.ir import Kernel
 

@@ -1,0 +1,230 @@
+"""Code for values, indices and stores: what every shape of loops is written with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from stator.codegen.llvm.prims import emit_prim
+from stator.codegen.llvm.shape import has_vectors
+from stator.codegen.llvm.types import MEMORY, convert, from_memory, literal, register, to_memory
+from stator.codegen.llvm.writer import Writer
+from stator.core.dtypes import DType
+from stator.loops.index import (
+    Axis,
+    Element,
+    Index,
+    Quotient,
+    Remainder,
+    Symbol,
+    is_at_least,
+    lower_bound,
+)
+from stator.loops.ir import (
+    Accumulated,
+    Apply,
+    Buffer,
+    Cast,
+    Combine,
+    Const,
+    Expr,
+    IndexValue,
+    Kernel,
+    Load,
+    Store,
+    loads_of,
+    walk,
+)
+from stator.loops.prims import Prim
+
+VECTOR_BYTES: Final = 64
+FEW: Final = 8  # points that are not worth a vector
+
+PRIM_OF: Final = {
+    Combine.SUM: Prim.ADD,
+    Combine.PROD: Prim.MUL,
+    Combine.MAX: Prim.MAX,
+    Combine.MIN: Prim.MIN,
+    Combine.ANY: Prim.OR,
+    Combine.ALL: Prim.AND,
+}
+
+
+def neutral(combine: Combine, dtype: DType) -> str:
+    """What an accumulator starts from."""
+    if combine in (Combine.SUM, Combine.PROD):
+        return literal(combine is Combine.PROD, dtype)
+    if combine in (Combine.ANY, Combine.ALL):
+        return literal(combine is Combine.ALL, DType.BOOL)
+    low = combine is Combine.MAX
+    if dtype.is_float:
+        return literal(float("-inf") if low else float("inf"), dtype)
+    if dtype is DType.BOOL:
+        return literal(not low, dtype)
+    width = int(register(dtype)[1:])
+    if dtype.is_signed:
+        return str(-(1 << (width - 1)) if low else (1 << (width - 1)) - 1)
+    return str(0 if low else -1)  # all bits set
+
+
+@dataclass(slots=True)
+class Emitter:
+    """State of the function that is being written, and code for values and indices."""
+
+    kernel: Kernel
+    w: Writer = field(default_factory=Writer)
+    axes: dict[Axis, str] = field(default_factory=dict)
+    accumulators: dict[str, str] = field(default_factory=dict)  # values, or rows of memory
+    values: dict[Expr, str] = field(default_factory=dict)  # computed in the present iteration
+    lane: str | None = None  # position in the rows of accumulators, in a column reduction
+
+    def open_scratch(self, buffer: Buffer) -> None:
+        """Memory for one outer iteration."""
+        size = buffer.size.constant
+        assert size is not None, "the scheduler keeps scratch of symbolic size in memory"
+        self.w.line(f"%{buffer.name} = alloca [{size} x {MEMORY[buffer.dtype]}], align 64")
+
+    def _lanes(self, axis: Axis) -> int:
+        """Lanes of an innermost loop: a full vector of the widest type in it.
+
+        LLVM is told, not asked: its two cost models may disagree, and a build with assertions then
+        ends the process.
+        """
+        size = axis.size.constant
+        widest = max(
+            node.dtype.computed_in.bytes
+            for statement in self.kernel.statements
+            for node in walk(statement.value)
+        )
+        scalar = (size is not None and size < FEW) or not has_vectors(self.kernel)
+        return 0 if scalar else VECTOR_BYTES // widest
+
+    def _clip(self, value: str, bound: str, *, larger: bool) -> str:
+        predicate = "sgt" if larger else "slt"
+        keep = self.w.let(f"icmp {predicate} i64 {value}, {bound}")
+        return self.w.let(f"select i1 {keep}, i64 {value}, i64 {bound}")
+
+    def _nest(self, axes: tuple[Axis, ...], innermost: Callable[[], None]) -> None:
+        if not axes:
+            innermost()
+            return
+        with self.w.loop("0", self.index(axes[0].size), [], "inner") as loop:
+            self._enter(axes[0], loop.counter)
+            self._nest(axes[1:], innermost)
+
+    def _store(self, statement: Store) -> None:
+        buffer = statement.buffer
+        kind = MEMORY[buffer.dtype]
+        value = to_memory(self.w, self.value(statement.value), buffer.dtype)
+        address = self._address(buffer, statement.index)
+        self.w.line(f"store {kind} {value}, ptr {address}")
+        self._forget_loads(buffer)
+
+    def _forget_loads(self, buffer: Buffer) -> None:
+        stale = [e for e in self.values if any(x.buffer is buffer for x in loads_of(e))]
+        for expr in stale:
+            del self.values[expr]
+
+    def _enter(self, axis: Axis, counter: str) -> None:
+        """`axis` has a new value: what was computed before is no longer in scope."""
+        self.axes[axis] = counter
+        self.values.clear()
+
+    def _decode(self, axes: tuple[Axis, ...], flat: str) -> None:
+        """Axes from a flat count, the last one fastest."""
+        for axis in reversed(axes[1:]):
+            size = self.index(axis.size)
+            self._enter(axis, self.w.let(f"urem i64 {flat}, {size}"))
+            flat = self.w.let(f"udiv i64 {flat}, {size}")
+        if axes:
+            self._enter(axes[0], flat)
+
+    def value(self, expr: Expr) -> str:
+        """Code for an expression; the same one is computed once an iteration."""
+        if isinstance(expr, Const):
+            return literal(expr.value, expr.dtype)
+        found = self.values.get(expr)
+        if found is None:
+            found = self.values[expr] = self._compute(expr)
+        return found
+
+    def _compute(self, expr: Expr) -> str:
+        match expr:
+            case Load():
+                kind = MEMORY[expr.buffer.dtype]
+                address = self._address(expr.buffer, expr.index)
+                loaded = self.w.let(f"load {kind}, ptr {address}")
+                return from_memory(self.w, loaded, expr.buffer.dtype)
+            case Apply():
+                args = [self.value(arg) for arg in expr.args]
+                return emit_prim(self.w, expr.prim, args, expr.args[-1].dtype)
+            case Cast():
+                return convert(self.w, self.value(expr.value), expr.value.dtype, expr.dtype)
+            case IndexValue():
+                return convert(self.w, self.index(expr.index), DType.I64, expr.dtype)
+            case Accumulated():
+                return self._accumulated(expr)
+            case _:
+                raise AssertionError(f"no code for {type(expr).__name__}")
+
+    def _accumulated(self, expr: Accumulated) -> str:
+        place = self.accumulators[expr.name]
+        return place if self.lane is None else self._lane_of(place, expr.dtype)
+
+    def _lane_of(self, row: str, dtype: DType) -> str:
+        kind = MEMORY[dtype.computed_in]
+        place = self.w.let(f"getelementptr {kind}, ptr {row}, i64 {self.lane}")
+        return from_memory(self.w, self.w.let(f"load {kind}, ptr {place}"), dtype.computed_in)
+
+    def _address(self, buffer: Buffer, index: Index) -> str:
+        offset = self.index(index)
+        return self.w.let(f"getelementptr {MEMORY[buffer.dtype]}, ptr %{buffer.name}, i64 {offset}")
+
+    def index(self, index: Index) -> str:
+        """Code for an index."""
+        if index.constant is not None:
+            return str(index.constant)
+        total: str | None = None
+        for product, factor in index.terms:
+            part: str | None = None
+            for atom in product:
+                value = self._atom(atom)
+                part = value if part is None else self.w.let(f"mul nsw i64 {part}, {value}")
+            if part is None:
+                part = str(factor)
+            elif factor != 1:
+                part = self.w.let(f"mul nsw i64 {part}, {factor}")
+            total = part if total is None else self.w.let(f"add nsw i64 {total}, {part}")
+        assert total is not None, "an index without terms is the constant 0"
+        return total
+
+    def _atom(self, atom: object) -> str:
+        match atom:
+            case Axis():
+                return self.axes[atom]
+            case Symbol():
+                return f"%{atom.name}"
+            case Quotient():
+                return self._divided(atom.value, atom.by, remainder=False)
+            case Remainder():
+                return self._divided(atom.value, atom.by, remainder=True)
+            case Element():
+                return convert(self.w, self.value(atom.expr), atom.expr.dtype, DType.I64)
+            case _:
+                raise AssertionError(f"no code for {atom}")
+
+    def _divided(self, value: Index, by: Index, *, remainder: bool) -> str:
+        """Floor division; the machine's own where the value cannot be negative."""
+        over, under = self.index(value), self.index(by)
+        low = lower_bound(value)
+        if low is not None and is_at_least(low, 0):
+            return self.w.let(f"{'urem' if remainder else 'udiv'} i64 {over}, {under}")
+        rest = self.w.let(f"srem i64 {over}, {under}")
+        below = self.w.let(f"icmp slt i64 {rest}, 0")
+        if remainder:
+            lifted = self.w.let(f"add i64 {rest}, {under}")
+            return self.w.let(f"select i1 {below}, i64 {lifted}, i64 {rest}")
+        quotient = self.w.let(f"sdiv i64 {over}, {under}")
+        lowered = self.w.let(f"sub i64 {quotient}, 1")
+        return self.w.let(f"select i1 {below}, i64 {lowered}, i64 {quotient}")

@@ -1,0 +1,52 @@
+"""Flat kernels: no inner axes, so the last outer axis is the loop that becomes vectors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stator.codegen.llvm.emitter import Emitter
+from stator.loops.index import (
+    Axis,
+    Index,
+)
+from stator.loops.ir import (
+    Stage,
+    Store,
+)
+
+
+@dataclass(slots=True)
+class Flat(Emitter):
+    """Writes the loops of a kernel without inner axes."""
+
+    def emit(self) -> None:
+        """No inner axes: rows of the last outer axis, clipped to the stretch at both ends."""
+        *rows, last = self.kernel.outer or (Axis("only", Index.of(1)),)
+        length = self.index(last.size)
+        if not rows:
+            with self.w.loop("%begin", "%end", [], "flat", self._lanes(last)) as loop:
+                self._enter(last, loop.counter)
+                self._body(self.kernel.stages)
+            return
+        w = self.w
+        length = self._clip(length, "1", larger=True)  # of an empty row nothing is asked
+        first = w.let(f"udiv i64 %begin, {length}")
+        beyond = w.let("sub i64 %end, 1")
+        final = w.let(f"udiv i64 {beyond}, {length}")
+        stop = w.let(f"add i64 {final}, 1")
+        some = w.let("icmp slt i64 %begin, %end")
+        stop = w.let(f"select i1 {some}, i64 {stop}, i64 {first}")
+        with w.loop(first, stop, [], "row") as loop:
+            self._decode(tuple(rows), loop.counter)
+            start = w.let(f"mul i64 {loop.counter}, {length}")
+            low = self._clip(w.let(f"sub i64 %begin, {start}"), "0", larger=True)
+            high = self._clip(w.let(f"sub i64 %end, {start}"), length, larger=False)
+            with w.loop(low, high, [], "flat", self._lanes(last)) as inner:
+                self._enter(last, inner.counter)
+                self._body(self.kernel.stages)
+
+    def _body(self, stages: tuple[Stage, ...]) -> None:
+        for stage in stages:
+            for statement in stage.body:
+                assert isinstance(statement, Store), "a flat kernel accumulates nothing"
+                self._store(statement)
