@@ -12,6 +12,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from stator.core.dtypes import DType
+from stator.loops.access import buffers, header_sizes, indices, nodes, symbols
 from stator.loops.build import apply, const
 from stator.loops.index import Axis, Element, Index, Quotient, Remainder, Symbol
 from stator.loops.interp import NUMPY, bf16_bits, bf16_value
@@ -28,7 +29,6 @@ from stator.loops.ir import (
     loads_of,
 )
 from stator.loops.prims import Prim
-from stator.loops.text import buffers, header_sizes, indices, nodes, symbols
 from tests.fuzz.accesses import SIGNED, Draw, flat, stored_index
 from tests.fuzz.expressions import (
     ARITHMETIC,

@@ -15,8 +15,8 @@ from stator.core.dtypes import TORCH_DTYPES, DType
 from stator.loops import interp
 from stator.loops.interp import NUMPY, bf16_bits, bf16_value, convert, run
 from stator.loops.ir import Combine, Kernel
+from stator.loops.parse import parse
 from stator.loops.prims import Prim
-from stator.loops.text import parse
 from tests.fuzz.kernels import difference, inputs, kernels
 
 

@@ -22,8 +22,9 @@ from stator.loops.ir import (
     Stage,
     Store,
 )
+from stator.loops.parse import parse
 from stator.loops.prims import Prim
-from stator.loops.text import parse, statement_text, to_text
+from stator.loops.text import statement_text, to_text
 from tests.fuzz.kernels import kernels
 
 SOFTMAX: Final = """\

@@ -23,8 +23,8 @@ from stator.loops.ir import (
     Stage,
     Store,
 )
+from stator.loops.parse import parse
 from stator.loops.prims import Prim
-from stator.loops.text import parse
 from stator.loops.verify import argument_count, verify
 from tests.fuzz.kernels import kernels
 

@@ -39,6 +39,7 @@ from stator.loops.ir import (
     Load,
     Stage,
     Store,
+    Within,
 )
 from stator.loops.prims import Prim
 
@@ -116,12 +117,23 @@ class _Machine:
                 known: dict[Expr, Scalar] = {}
                 value = self.value(statement.value, known)
                 if isinstance(statement, Store):
-                    self.store(statement.buffer, self.index(statement.index, known), value)
-                else:
-                    taken[statement].append(value)
+                    self.put(statement, self.index(statement.index, known), value)
+                    continue
+                taken[statement].append(value)
+                if stage.in_order:
+                    self.accumulate(statement, taken[statement])
         for statement, values in taken.items():
-            total = combined(statement.combine, values, statement.value.dtype)
-            self.accumulated[statement.name] = total
+            self.accumulate(statement, values)
+
+    def accumulate(self, statement: Accumulate, values: list[Scalar]) -> None:
+        total = combined(statement.combine, values, statement.value.dtype)
+        self.accumulated[statement.name] = total
+
+    def put(self, statement: Store, place: int, value: Scalar) -> None:
+        if statement.combine is not None:
+            before = self.load(statement.buffer, place)
+            value = combined(statement.combine, [before, value], statement.value.dtype)
+        self.store(statement.buffer, place, value)
 
     def store(self, buffer: Buffer, place: int, value: Scalar) -> None:
         self.check(buffer, place)
@@ -170,6 +182,9 @@ class _Machine:
             case Apply():
                 args = [self.value(arg, known) for arg in expr.args]
                 return PRIMS[expr.prim](*args)
+            case Within():
+                place, limit = self.index(expr.index, known), self.index(expr.limit, known)
+                return self.value(expr.inside if 0 <= place < limit else expr.outside, known)
         raise AssertionError(f"{type(expr).__name__} has no meaning here")
 
     def index(self, index: Index, known: dict[Expr, Scalar]) -> int:

@@ -6,6 +6,11 @@ Each iteration runs the statements of the stage in order.  A store writes one el
 accumulation combines a value into an accumulator, which later stages of the same outer iteration
 read.  Scratch buffers live for one outer iteration.
 
+A store may combine its value with what the element holds; then the points of its stage run one
+after the other, and outer iterations touch different elements.  A stage that runs in order visits
+its points one after the other, and its statements may read an accumulator that it makes itself:
+they see what was accumulated so far.
+
 Loads must be in bounds.  Integer arithmetic wraps; floats follow IEEE 754; sums may be
 reassociated.  Half-precision elements exist in memory alone: they are loaded as f32 and rounded
 when stored.
@@ -21,7 +26,16 @@ from typing import TypeAlias
 
 from stator.core.dtypes import DType
 from stator.core.interning import Interned
-from stator.loops.index import Axis, Element, Index
+from stator.loops.index import (
+    Axis,
+    Element,
+    Index,
+    Quotient,
+    Remainder,
+    is_at_least,
+    lower_bound,
+    upper_bound,
+)
 from stator.loops.prims import COMPARISONS, Prim
 
 
@@ -164,6 +178,57 @@ class Apply(Expr):
         return f"{self.prim.name.lower()}({', '.join(str(arg) for arg in self.args)})"
 
 
+@dataclass(frozen=True, eq=False)
+class Within(Expr):
+    """`inside` where 0 <= index < limit, else `outside`; only that one is computed.
+
+    Text form: `within(i0 - 3, 5, x, y)`.
+    """
+
+    index: Index
+    limit: Index
+    inside: Expr
+    outside: Expr
+
+    @property
+    def operands(self) -> tuple[Expr, ...]:
+        return (self.inside, self.outside)
+
+    @cached_property
+    def axes(self) -> frozenset[Axis]:
+        return self.index.axes | self.limit.axes | self.inside.axes | self.outside.axes
+
+    @cached_property
+    def size(self) -> int:
+        return 1 + self.inside.size + self.outside.size
+
+    def replaced(self, values: Mapping[Axis, Index]) -> Expr:
+        if not self.axes & values.keys():
+            return self
+        return within(
+            self.index.replaced(values),
+            self.limit.replaced(values),
+            self.inside.replaced(values),
+            self.outside.replaced(values),
+        )
+
+    def __str__(self) -> str:
+        return f"within({self.index}, {self.limit}, {self.inside}, {self.outside})"
+
+
+def within(index: Index, limit: Index, inside: Expr, outside: Expr) -> Expr:
+    """The choice, made here where the bounds of `index` settle it."""
+    if inside is outside:
+        return inside
+    low, high = lower_bound(index), upper_bound(index)
+    if low is not None and high is not None:
+        if is_at_least(low, 0) and is_at_least(limit - high, 1):
+            return inside
+        if is_at_least(-high, 1) or is_at_least(low - limit, 0):
+            return outside
+    return Within(inside.dtype, index, limit, inside, outside)
+
+
 class Combine(Enum):
     """How an accumulator takes a value in; starts from the neutral one."""
 
@@ -177,14 +242,19 @@ class Combine(Enum):
 
 @dataclass(frozen=True, eq=False)
 class Store(metaclass=Interned):
-    """Write one element, rounded to the buffer's type.  Text form: `buf0[i0] = x`."""
+    """Write one element, rounded to the buffer's type, or combine a value into it.
+
+    Text form: `buf0[i0] = x`, `buf0[i0] sum= x`.
+    """
 
     buffer: Buffer
     index: Index
     value: Expr
+    combine: Combine | None = None
 
     def __str__(self) -> str:
-        return f"{self.buffer}[{self.index}] = {self.value}"
+        how = "=" if self.combine is None else f"{self.combine.value}="
+        return f"{self.buffer}[{self.index}] {how} {self.value}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,10 +274,14 @@ Statement: TypeAlias = Store | Accumulate
 
 @dataclass(frozen=True, eq=False)
 class Stage(metaclass=Interned):
-    """A loop nest: statements for each point of the inner axes."""
+    """A loop nest: statements for each point of the inner axes.  Text form: `stage i1: 64`.
+
+    In order (`scan i1: 64`), the last axis is the fastest.
+    """
 
     inner: tuple[Axis, ...]
     body: tuple[Statement, ...]
+    in_order: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -257,7 +331,7 @@ def walk(expr: Expr) -> Iterator[Expr]:
         seen.add(current)
         yield current
         stack += current.operands
-        if isinstance(current, Load | IndexValue):
+        if isinstance(current, Load | IndexValue | Within):
             stack += _elements(current.index)
 
 
@@ -277,8 +351,9 @@ def _elements(index: Index) -> list[Expr]:
         for atom in product:
             if isinstance(atom, Element):
                 found.append(atom.expr)
-            elif hasattr(atom, "value"):
+            elif isinstance(atom, Quotient | Remainder):
                 found += _elements(atom.value)
+                found += _elements(atom.by)
     return found
 
 

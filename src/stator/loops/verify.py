@@ -14,6 +14,7 @@ from typing import Final, NoReturn
 
 from stator.core.dtypes import DType
 from stator.errors import VerifyError
+from stator.loops.access import buffers, children, index_parts, indices, nodes, symbols
 from stator.loops.index import (
     Axis,
     Element,
@@ -40,10 +41,11 @@ from stator.loops.ir import (
     Stage,
     Statement,
     Store,
+    Within,
     result_dtype,
 )
 from stator.loops.prims import COMPARISONS, Prim
-from stator.loops.text import buffers, index_parts, indices, nodes, statement_text, symbols
+from stator.loops.text import statement_text
 
 _NAME: Final = re.compile(r"[A-Za-z_]\w*")
 
@@ -179,12 +181,17 @@ class _Verifier:
         self.stored = {}
         for statement in stage.body:
             self.at = statement
+            guarded = _guarded(statement)
             for node in nodes(statement):
                 self.check_node(node)
+                if isinstance(node, Load) and node not in guarded:
+                    self.check_bounds(node.buffer, node.index)
             if isinstance(statement, Store):
                 self.check_store(statement, stage)
             else:
                 self.check_accumulation(statement)
+                if stage.in_order:
+                    self.accumulated[statement.name] = statement.value.dtype
         self.at = None
         self.stored_before |= self.stored.keys()
         for statement in stage.body:
@@ -196,12 +203,24 @@ class _Verifier:
         self.check_index(index)
         self.check_bounds(buffer, index)
         self.need_type(statement.value, buffer.dtype.computed_in, f"a store to {buffer.name}")
-        if not any(isinstance(atom, Element) for atom in index_parts(index)):
+        if statement.combine is not None:
+            is_taken = _COMBINES[statement.combine](statement.value.dtype)
+            self.need(is_taken, f"{statement.combine.value} does not combine {buffer.dtype!r}")
+            self.need(not buffer.is_scratch, f"scratch {buffer.name} is combined into")
+            self.need_apart(index)
+        elif not any(isinstance(atom, Element) for atom in index_parts(index)):
             outer = () if buffer.is_scratch else self.kernel.outer
             for axis in (*outer, *stage.inner):
                 is_met = axis in index.axes or axis.size.constant in (0, 1)
                 self.need(is_met, f"all iterations of {axis.name} store to the same element")
         self.stored.setdefault(buffer, []).append(index)
+
+    def need_apart(self, index: Index) -> None:
+        """Outer iterations run at the same time: what they combine into must differ."""
+        for axis in self.kernel.outer:
+            step = index.factor_of(axis)
+            is_met = axis.size.constant in (0, 1) or (step is not None and step.terms)
+            self.need(bool(is_met), f"iterations of {axis.name} may combine into the same element")
 
     def check_accumulation(self, statement: Accumulate) -> None:
         dtype = statement.value.dtype
@@ -221,7 +240,6 @@ class _Verifier:
                 self.check_constant(node)
             case Load():
                 self.check_index(node.index)
-                self.check_bounds(node.buffer, node.index)
                 self.check_load(node)
             case IndexValue():
                 self.check_index(node.index)
@@ -233,6 +251,11 @@ class _Verifier:
                 self.need_type(node, self.accumulated[node.name], f"accumulator {node.name}")
             case Apply():
                 self.check_primitive(node)
+            case Within():
+                self.check_index(node.index)
+                self.check_index(node.limit)
+                self.need_type(node.inside, node.dtype, "the inside of within")
+                self.need_type(node.outside, node.dtype, "the outside of within")
             case Cast():
                 pass  # every type converts to every other
             case _:
@@ -317,6 +340,18 @@ class _Verifier:
                     f"two iterations of {axis.name} store to one element of {one.buffer.name}",
                 )
         self.at = None
+
+
+def _guarded(statement: Statement) -> set[Expr]:
+    """Expressions that are computed only where a choice says so."""
+    found: set[Expr] = set()
+    stack = [side for n in nodes(statement) if isinstance(n, Within) for side in n.operands]
+    while stack:
+        current = stack.pop()
+        if current not in found:
+            found.add(current)
+            stack += children(current)
+    return found
 
 
 def _is_step(apart: int, axis: Axis, index: Index) -> bool:

@@ -57,7 +57,7 @@ class Columns(Emitter):
             self._clear(self.accumulators[statement.name], statement, width)
 
         def innermost() -> None:
-            with self.w.loop("0", width, [], "column", self._lanes(last)) as loop:
+            with self.w.loop("0", width, [], "column", self._lanes(last, stage.body)) as loop:
                 self.lane = loop.counter
                 self._enter(last, self.w.let(f"add i64 {start}, {loop.counter}"))
                 for statement in stage.body:

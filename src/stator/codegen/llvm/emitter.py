@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -11,6 +11,7 @@ from stator.codegen.llvm.shape import has_vectors
 from stator.codegen.llvm.types import MEMORY, convert, from_memory, literal, register, to_memory
 from stator.codegen.llvm.writer import Writer
 from stator.core.dtypes import DType
+from stator.loops.access import nodes
 from stator.loops.index import (
     Axis,
     Element,
@@ -32,9 +33,10 @@ from stator.loops.ir import (
     IndexValue,
     Kernel,
     Load,
+    Statement,
     Store,
+    Within,
     loads_of,
-    walk,
 )
 from stator.loops.prims import Prim
 
@@ -80,12 +82,20 @@ class Emitter:
     lane: str | None = None  # position in the rows of accumulators, in a column reduction
 
     def open_scratch(self, buffer: Buffer) -> None:
-        """Memory for one outer iteration."""
-        size = buffer.size.constant
-        assert size is not None, "the scheduler keeps scratch of symbolic size in memory"
-        self.w.line(f"%{buffer.name} = alloca [{size} x {MEMORY[buffer.dtype]}], align 64")
+        """Memory for one outer iteration: of a known size on the stack."""
+        kind, size = MEMORY[buffer.dtype], buffer.size.constant
+        if size is not None:
+            self.w.line(f"%{buffer.name} = alloca [{size} x {kind}], align 64")
+            return
+        length = self.w.let(f"mul i64 {self.index(buffer.size)}, {buffer.dtype.bytes}")
+        self.w.line(f"%{buffer.name} = call ptr @malloc(i64 {length})")
 
-    def _lanes(self, axis: Axis) -> int:
+    def close_scratch(self, buffer: Buffer) -> None:
+        """Give back what `open_scratch` took."""
+        if buffer.size.constant is None:
+            self.w.line(f"call void @free(ptr %{buffer.name})")
+
+    def _lanes(self, axis: Axis, body: Sequence[Statement]) -> int:
         """Lanes of an innermost loop: a full vector of the widest type in it.
 
         LLVM is told, not asked: its two cost models may disagree, and a build with assertions then
@@ -93,11 +103,9 @@ class Emitter:
         """
         size = axis.size.constant
         widest = max(
-            node.dtype.computed_in.bytes
-            for statement in self.kernel.statements
-            for node in walk(statement.value)
+            node.dtype.computed_in.bytes for statement in body for node in nodes(statement)
         )
-        scalar = (size is not None and size < FEW) or not has_vectors(self.kernel)
+        scalar = (size is not None and size < FEW) or not has_vectors(body, axis)
         return 0 if scalar else VECTOR_BYTES // widest
 
     def _clip(self, value: str, bound: str, *, larger: bool) -> str:
@@ -116,8 +124,13 @@ class Emitter:
     def _store(self, statement: Store) -> None:
         buffer = statement.buffer
         kind = MEMORY[buffer.dtype]
-        value = to_memory(self.w, self.value(statement.value), buffer.dtype)
+        value = self.value(statement.value)
         address = self._address(buffer, statement.index)
+        if statement.combine is not None:
+            before = from_memory(self.w, self.w.let(f"load {kind}, ptr {address}"), buffer.dtype)
+            operation = PRIM_OF[statement.combine]
+            value = emit_prim(self.w, operation, [before, value], statement.value.dtype)
+        value = to_memory(self.w, value, buffer.dtype)
         self.w.line(f"store {kind} {value}, ptr {address}")
         self._forget_loads(buffer)
 
@@ -165,8 +178,28 @@ class Emitter:
                 return convert(self.w, self.index(expr.index), DType.I64, expr.dtype)
             case Accumulated():
                 return self._accumulated(expr)
+            case Within():
+                return self._choice(expr)
             case _:
                 raise AssertionError(f"no code for {type(expr).__name__}")
+
+    def _choice(self, expr: Within) -> str:
+        """A branch: only the chosen side may load."""
+        w, kind = self.w, register(expr.dtype)
+        place, limit = self.index(expr.index), self.index(expr.limit)
+        chosen = w.let(f"icmp ult i64 {place}, {limit}")  # a negative index is a huge one
+        known = dict(self.values)
+        inside, outside, done = w.name("inside_"), w.name("outside_"), w.name("chosen_")
+        w.line(f"br i1 {chosen}, label %{inside}, label %{outside}")
+        sides = []
+        for label, side in ((inside, expr.inside), (outside, expr.outside)):
+            w.open_block(label)
+            value = self.value(side)
+            sides.append(f"[ {value}, %{w.block} ]")
+            w.line(f"br label %{done}")
+            self.values = dict(known)  # what one side computed is not in scope behind it
+        w.open_block(done)
+        return w.let(f"phi {kind} {', '.join(sides)}")
 
     def _accumulated(self, expr: Accumulated) -> str:
         place = self.accumulators[expr.name]

@@ -30,6 +30,8 @@ def _rows(kernel: Kernel) -> str:
     for buffer in kernel.scratch:
         emitter.open_scratch(buffer)
     emitter.emit()
+    for buffer in kernel.scratch:
+        emitter.close_scratch(buffer)
     emitter.w.line("ret void")
     head = f"define internal void @{kernel.name}_rows({', '.join(parameters)}) #0 {{\nentry:"
     return "\n".join((head, *emitter.w.lines, "}"))

@@ -24,7 +24,9 @@ class Flat(Emitter):
         *rows, last = self.kernel.outer or (Axis("only", Index.of(1)),)
         length = self.index(last.size)
         if not rows:
-            with self.w.loop("%begin", "%end", [], "flat", self._lanes(last)) as loop:
+            with self.w.loop(
+                "%begin", "%end", [], "flat", self._lanes(last, self.kernel.statements)
+            ) as loop:
                 self._enter(last, loop.counter)
                 self._body(self.kernel.stages)
             return
@@ -41,7 +43,7 @@ class Flat(Emitter):
             start = w.let(f"mul i64 {loop.counter}, {length}")
             low = self._clip(w.let(f"sub i64 %begin, {start}"), "0", larger=True)
             high = self._clip(w.let(f"sub i64 %end, {start}"), length, larger=False)
-            with w.loop(low, high, [], "flat", self._lanes(last)) as inner:
+            with w.loop(low, high, [], "flat", self._lanes(last, self.kernel.statements)) as inner:
                 self._enter(last, inner.counter)
                 self._body(self.kernel.stages)
 

@@ -50,13 +50,17 @@ class Module:
 def module_text(kernels: Iterable[Kernel]) -> str:
     """LLVM text of a module with all `kernels`."""
     kernels = list(kernels)
-    needed = set().union(*(needed_math(kernel) for kernel in kernels)) if kernels else set()
+    needed = (
+        set().union(*(needed_math(kernel.statements) for kernel in kernels)) if kernels else set()
+    )
     declared = math.definitions(sorted(needed, key=lambda pair: (pair[0].name, pair[1].value)))
     lines = [
         declared,
         "declare void @GOMP_parallel(ptr, ptr, i32, i32)",
         "declare i32 @omp_get_thread_num()",
         "declare i32 @omp_get_num_threads()",
+        "declare noalias ptr @malloc(i64)",
+        "declare void @free(ptr)",
     ]
     for name, count in _INTRINSICS.items():
         for kind, suffix in (("float", "f32"), ("double", "f64")):

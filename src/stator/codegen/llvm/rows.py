@@ -57,9 +57,9 @@ class Rows(Emitter):
         carried = list(zip(kinds, start, strict=True))
         axis, *rest = axes
         length = self.index(axis.size)
-        if not rest and accumulations and _is_long(axis):
+        if not rest and accumulations and _is_long(axis) and not stage.in_order:
             return self._chunks(stage, axis, start, accumulations)
-        lanes = 0 if rest else self._lanes(axis)
+        lanes = 0 if rest or stage.in_order else self._lanes(axis, stage.body)
         with self.w.loop("0", length, carried, "inner", lanes) as loop:
             self._enter(axis, loop.counter)
             loop.carried = self._inner(stage, tuple(rest), loop.carried, accumulations)
@@ -79,7 +79,7 @@ class Rows(Emitter):
             low = w.let(f"mul i64 {loop.counter}, {CHUNK}")
             high = self._clip(w.let(f"add i64 {low}, {CHUNK}"), length, larger=False)
             chunk = list(zip(kinds, fresh, strict=True))
-            with w.loop(low, high, chunk, "inner", self._lanes(axis)) as inner:
+            with w.loop(low, high, chunk, "inner", self._lanes(axis, stage.body)) as inner:
                 self._enter(axis, inner.counter)
                 inner.carried = self._point(stage, inner.carried)
             loop.carried = [
@@ -98,7 +98,10 @@ class Rows(Emitter):
             else:
                 value = self.value(statement.value)
                 dtype = statement.value.dtype
-                following.append(self._combine(statement.combine, next(values), value, dtype))
+                total = self._combine(statement.combine, next(values), value, dtype)
+                following.append(total)
+                if stage.in_order:
+                    self.accumulators[statement.name] = total
         return following
 
     def _combine(self, combine: Combine, total: str, value: str, dtype: DType) -> str:

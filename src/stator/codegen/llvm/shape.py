@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from stator.codegen.llvm import math
 from stator.core.dtypes import DType
+from stator.loops.access import indices, nodes
 from stator.loops.index import (
     Axis,
     Index,
@@ -18,24 +20,22 @@ from stator.loops.ir import (
     Apply,
     Buffer,
     Combine,
-    IndexValue,
     Kernel,
-    Load,
+    Statement,
     Store,
     loads_of,
-    walk,
 )
 from stator.loops.prims import Prim
 
 COLUMNS: Final = 512  # columns that one outer block of a column reduction handles
 
 
-def needed_math(kernel: Kernel) -> set[tuple[Prim, DType]]:
-    """Math functions that the kernel calls."""
+def needed_math(statements: Iterable[Statement]) -> set[tuple[Prim, DType]]:
+    """Math functions that the statements call."""
     used = {
         (node.prim, node.args[-1].dtype)
-        for statement in kernel.statements
-        for node in walk(statement.value)
+        for statement in statements
+        for node in nodes(statement)
         if isinstance(node, Apply)
     }
     return {pair for pair in used if pair in math.FUNCTIONS}
@@ -52,11 +52,10 @@ def symbols_of(kernel: Kernel) -> tuple[Symbol, ...]:
     for axis in (*kernel.outer, *(a for stage in kernel.stages for a in stage.inner)):
         _collect(axis.size, found)
     for statement in kernel.statements:
-        if isinstance(statement, Store):
-            _collect(statement.index, found)
-        for node in walk(statement.value):
-            if isinstance(node, Load | IndexValue):
-                _collect(node.index, found)
+        for index in indices(statement):
+            _collect(index, found)
+    for buffer in kernel.scratch:
+        _collect(buffer.size, found)
     return tuple(sorted(found, key=str))
 
 
@@ -72,12 +71,19 @@ def _collect(index: Index, found: dict[Symbol, None]) -> None:
                 _collect(atom.size, found)
 
 
-def has_vectors(kernel: Kernel) -> bool:
-    """Whether LLVM can make vectors of it: not of calls to libm, nor of any and all."""
-    combines = {s.combine for s in kernel.statements if isinstance(s, Accumulate)}
-    if combines & {Combine.ANY, Combine.ALL}:
-        return False
-    return not any(pair in math.LIBM for pair in needed_math(kernel))
+def has_vectors(body: Sequence[Statement], axis: Axis) -> bool:
+    """Whether LLVM can make vectors of a loop over `axis`.
+
+    Not of calls to libm, nor of any and all; nor where two points may combine into one element.
+    """
+    for statement in body:
+        if statement.combine in (Combine.ANY, Combine.ALL):
+            return False
+        if isinstance(statement, Store) and statement.combine is not None:
+            step = statement.index.factor_of(axis)
+            if step is None or not step.terms:
+                return False
+    return not any(pair in math.LIBM for pair in needed_math(body))
 
 
 def is_columnar(kernel: Kernel) -> bool:
