@@ -35,6 +35,16 @@ class Result:
     dtype: DType
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Updates:
+    """Values that go to computed places: for each point of `size`, in row-major order."""
+
+    size: tuple[Index, ...]
+    place: Callable[[Point], Point]  # of the tensor that takes them; must be in bounds
+    value: Callable[[Point], Expr]  # in the type that the tensor's elements are computed in
+    combine: Combine | None = None  # None: the last one stays
+
+
 class Builder(Protocol):
     """What operators are written with."""
 
@@ -50,6 +60,18 @@ class Builder(Protocol):
 
     def keep(self, value: Value) -> Value:
         """`value`, computed once for all that read it."""
+        ...
+
+    def scan(self, combine: Combine, value: Value, dim: int) -> Value:
+        """What was combined up to each position of `dim`, that one included."""
+        ...
+
+    def scatter(self, into: Value, updates: Updates) -> Value:
+        """A copy of `into` that took in `updates`, one after the other."""
+        ...
+
+    def require(self, holds: Value, error: type[Exception], message: str) -> None:
+        """Raise `error` at run time unless every element of the bool `holds` is true."""
         ...
 
 
