@@ -94,6 +94,16 @@ NEEDS_VALUES: Final[tuple[type[Exception], ...]] = (
 SYMBOLIC_TYPES: Final[tuple[type, ...]] = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
+def size_expression(size: torch.SymInt) -> Any:
+    """The sympy expression that a symbolic size stands for."""
+    return size.node.expr
+
+
+def size_hint(size: torch.SymInt) -> int | None:
+    """What a symbolic size was when it was captured; None if that depends on data."""
+    return size.node.hint if size.node.has_hint() else None
+
+
 def keeps_graph() -> bool:
     """Whether the backward pass that is running was asked to keep its graph."""
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())

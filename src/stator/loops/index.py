@@ -44,7 +44,7 @@ class Quotient(metaclass=Interned):
     by: Index
 
     def __str__(self) -> str:
-        return f"({self.value} // {self.by})"
+        return f"({_operand(self.value)} // {_operand(self.by)})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +55,7 @@ class Remainder(metaclass=Interned):
     by: Index
 
     def __str__(self) -> str:
-        return f"({self.value} % {self.by})"
+        return f"({_operand(self.value)} % {_operand(self.by)})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,6 +70,7 @@ class Element(metaclass=Interned):
 
 Atom: TypeAlias = Axis | Symbol | Quotient | Remainder | Element
 Product: TypeAlias = tuple[Atom, ...]
+Leaf: TypeAlias = Axis | Symbol
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,30 +136,35 @@ class Index(metaclass=Interned):
         return None
 
     @cached_property
-    def axes(self) -> frozenset[Axis]:
-        """Axes it depends on, inside of quotients and computed indices as well."""
+    def leaves(self) -> frozenset[Leaf]:
+        """Axes and symbols it depends on, inside of quotients and computed indices as well."""
         return frozenset(
-            axis for product, _ in self.terms for atom in product for axis in axes_of(atom)
+            leaf for product, _ in self.terms for atom in product for leaf in leaves_of(atom)
         )
+
+    @cached_property
+    def axes(self) -> frozenset[Axis]:
+        """Axes it depends on."""
+        return frozenset(leaf for leaf in self.leaves if isinstance(leaf, Axis))
 
     def factor_of(self, axis: Axis) -> Index | None:
         """What the index grows by when `axis` does by one; None if that is not constant."""
         found = ZERO
         for product, factor in self.terms:
             if axis not in product:
-                if any(axis in axes_of(atom) for atom in product):
+                if any(axis in leaves_of(atom) for atom in product):
                     return None
                 continue
             rest = list(product)
             rest.remove(axis)
-            if any(axis in axes_of(atom) for atom in rest):
+            if any(axis in leaves_of(atom) for atom in rest):
                 return None
             found = found + Index(((tuple(rest), factor),))
         return found
 
-    def replaced(self, values: Mapping[Axis, Index]) -> Index:
-        """The index with axes replaced."""
-        if not self.axes & values.keys():
+    def replaced(self, values: Mapping[Leaf, Index]) -> Index:
+        """The index with axes or symbols replaced."""
+        if not self.leaves & values.keys():
             return self
         total = ZERO
         for product, factor in self.terms:
@@ -172,17 +178,21 @@ class Index(metaclass=Interned):
 ZERO = Index()
 
 
-def axes_of(atom: Atom) -> frozenset[Axis]:
-    """Axes that an atom depends on."""
+def _operand(index: Index) -> str:
+    number = index.constant
+    is_name = len(index.terms) == 1 and index.terms[0][1] == 1 and len(index.terms[0][0]) == 1
+    return str(index) if is_name or (number is not None and number >= 0) else f"({index})"
+
+
+def leaves_of(atom: Atom) -> frozenset[Leaf]:
+    """Axes and symbols that an atom depends on."""
     match atom:
-        case Axis():
+        case Axis() | Symbol():
             return frozenset({atom})
-        case Symbol():
-            return frozenset()
         case Quotient() | Remainder():
-            return atom.value.axes | atom.by.axes
+            return atom.value.leaves | atom.by.leaves
         case Element():
-            found: frozenset[Axis] = atom.expr.axes
+            found: frozenset[Leaf] = atom.expr.leaves
             return found
 
 
@@ -319,12 +329,10 @@ def _exact(product: Product, factor: int, by: Index) -> Index | None:
     return Index(((tuple(rest), factor // number),))
 
 
-def _replaced(atom: Atom, values: Mapping[Axis, Index]) -> Index:
+def _replaced(atom: Atom, values: Mapping[Leaf, Index]) -> Index:
     match atom:
-        case Axis():
+        case Axis() | Symbol():
             return values.get(atom, Index.of(atom))
-        case Symbol():
-            return Index.of(atom)
         case Quotient():
             return atom.value.replaced(values) // atom.by.replaced(values)
         case Remainder():

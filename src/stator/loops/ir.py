@@ -30,6 +30,7 @@ from stator.loops.index import (
     Axis,
     Element,
     Index,
+    Leaf,
     Quotient,
     Remainder,
     is_at_least,
@@ -64,17 +65,22 @@ class Expr(metaclass=Interned):
         return ()
 
     @cached_property
+    def leaves(self) -> frozenset[Leaf]:
+        """Axes and symbols it depends on."""
+        return frozenset().union(*(operand.leaves for operand in self.operands))
+
+    @cached_property
     def axes(self) -> frozenset[Axis]:
         """Axes it depends on."""
-        return frozenset().union(*(operand.axes for operand in self.operands))
+        return frozenset(leaf for leaf in self.leaves if isinstance(leaf, Axis))
 
     @cached_property
     def size(self) -> int:
         """How many operations computing it takes."""
         return sum(operand.size for operand in self.operands)
 
-    def replaced(self, values: Mapping[Axis, Index]) -> Expr:
-        """The expression with axes replaced."""
+    def replaced(self, values: Mapping[Leaf, Index]) -> Expr:
+        """The expression with axes or symbols replaced."""
         return self
 
 
@@ -96,14 +102,14 @@ class Load(Expr):
     index: Index
 
     @cached_property
-    def axes(self) -> frozenset[Axis]:
-        return self.index.axes
+    def leaves(self) -> frozenset[Leaf]:
+        return self.index.leaves
 
     @cached_property
     def size(self) -> int:
         return 1
 
-    def replaced(self, values: Mapping[Axis, Index]) -> Expr:
+    def replaced(self, values: Mapping[Leaf, Index]) -> Expr:
         return Load(self.dtype, self.buffer, self.index.replaced(values))
 
     def __str__(self) -> str:
@@ -117,10 +123,10 @@ class IndexValue(Expr):
     index: Index
 
     @cached_property
-    def axes(self) -> frozenset[Axis]:
-        return self.index.axes
+    def leaves(self) -> frozenset[Leaf]:
+        return self.index.leaves
 
-    def replaced(self, values: Mapping[Axis, Index]) -> Expr:
+    def replaced(self, values: Mapping[Leaf, Index]) -> Expr:
         return IndexValue(self.dtype, self.index.replaced(values))
 
     def __str__(self) -> str:
@@ -147,7 +153,7 @@ class Cast(Expr):
     def operands(self) -> tuple[Expr, ...]:
         return (self.value,)
 
-    def replaced(self, values: Mapping[Axis, Index]) -> Expr:
+    def replaced(self, values: Mapping[Leaf, Index]) -> Expr:
         return Cast(self.dtype, self.value.replaced(values))
 
     def __str__(self) -> str:
@@ -169,8 +175,8 @@ class Apply(Expr):
     def size(self) -> int:
         return 1 + sum(arg.size for arg in self.args)
 
-    def replaced(self, values: Mapping[Axis, Index]) -> Expr:
-        if not self.axes & values.keys():
+    def replaced(self, values: Mapping[Leaf, Index]) -> Expr:
+        if not self.leaves & values.keys():
             return self
         return Apply(self.dtype, self.prim, tuple(arg.replaced(values) for arg in self.args))
 
@@ -195,15 +201,16 @@ class Within(Expr):
         return (self.inside, self.outside)
 
     @cached_property
-    def axes(self) -> frozenset[Axis]:
-        return self.index.axes | self.limit.axes | self.inside.axes | self.outside.axes
+    def leaves(self) -> frozenset[Leaf]:
+        sides = self.inside.leaves | self.outside.leaves
+        return self.index.leaves | self.limit.leaves | sides
 
     @cached_property
     def size(self) -> int:
         return 1 + self.inside.size + self.outside.size
 
-    def replaced(self, values: Mapping[Axis, Index]) -> Expr:
-        if not self.axes & values.keys():
+    def replaced(self, values: Mapping[Leaf, Index]) -> Expr:
+        if not self.leaves & values.keys():
             return self
         return within(
             self.index.replaced(values),

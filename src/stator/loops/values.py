@@ -90,6 +90,14 @@ def broadcast(value: Value, size: Sequence[Index]) -> Value:
     return Value(tuple(size), value.dtype, load)
 
 
+def product(sizes: Sequence[Index]) -> Index:
+    """How many points there are."""
+    total = Index.of(1)
+    for size in sizes:
+        total = total * size
+    return total
+
+
 def flat(point: Sequence[Index], size: Sequence[Index]) -> Index:
     """The number of an element in row-major order."""
     total = Index.of(0)

@@ -16,15 +16,28 @@ import torch
 from torch import fx
 
 from stator.core.dtypes import DType, from_torch
-from stator.loops.build import Body, cast
+from stator.loops.build import Body, apply, cast, const
 from stator.loops.index import Axis, Index
-from stator.loops.ir import Apply, Buffer, Combine, Expr, Load, loads_of, walk
+from stator.loops.ir import Apply, Buffer, Combine, Expr, IndexValue, Load, loads_of, walk
 from stator.loops.prims import Prim
-from stator.loops.values import Point, Result, Value, broadcast
-from stator.lower.items import Compute, Extern
+from stator.loops.values import Point, Result, Updates, Value, broadcast
+from stator.lower.items import Check, Compute, Extern, Item, Scatter, Size, place_of
+from stator.lower.sizes import Sizes
+from stator.lower.split import in_pieces
+from stator.lower.tensors import (
+    axes_of,
+    contiguous,
+    extent,
+    from_memory,
+    layout_of,
+    point_of,
+    result_of,
+    stored,
+    why_unsupported,
+)
 from stator.ops import table
 from stator.ops.table import Pointwise, Promotion
-from stator.torch_api import is_fake, is_mutable_op
+from stator.torch_api import is_mutable_op
 
 MOST_LOADS: Final = 12  # of one expression; beyond, a value is computed into memory
 MOST_OPERATIONS: Final = 60
@@ -44,6 +57,7 @@ class _Loops:
     outer: tuple[Axis, ...]
     inner: tuple[Axis, ...] = ()
     combine: Combine | None = None
+    scan: Axis | None = None
 
 
 @dataclass(slots=True)
@@ -51,14 +65,17 @@ class Lowering:
     """Walks one graph; also the builder that operators are written with."""
 
     module: fx.GraphModule
-    items: list[Compute | Extern] = field(default_factory=list)
+    items: list[Item] = field(default_factory=list)
     values: dict[fx.Node, Any] = field(default_factory=dict)
     real: set[fx.Node] = field(default_factory=set)  # nodes whose tensor exists at run time
     reasons: dict[str, str] = field(default_factory=dict)  # node -> why torch executes it
+    sizes: Sizes = field(default_factory=Sizes)
     count: int = 0
 
-    def run(self) -> list[Compute | Extern]:
+    def run(self) -> list[Item]:
         """Lower every node, in order."""
+        for node in self.module.graph.find_nodes(op="placeholder"):
+            self.sizes.learn(node)
         for node in self.module.graph.nodes:
             if node.op in ("placeholder", "get_attr"):
                 self._take(node)
@@ -80,45 +97,105 @@ class Lowering:
         inner: Sequence[Index],
         body: Callable[[Point, Point], Expr],
     ) -> Value:
-        """A reduction, computed into a buffer of its own."""
+        """A reduction, computed into a buffer of its own; to few results in two steps."""
+        pieces = in_pieces(combine, size, inner, body)
+        if pieces is not None:
+            parts = self._reduced(
+                combine,
+                [*size, Index.of(pieces.count)],
+                [Index.of(pieces.length)],
+                lambda kept, place: pieces.body(kept[:-1], kept[-1], place[0]),
+            )
+            inner, body = [Index.of(pieces.count)], lambda kept, piece: parts.load((*kept, *piece))
+        return self._reduced(combine, size, inner, body)
+
+    def _reduced(
+        self,
+        combine: Combine,
+        size: Sequence[Index],
+        inner: Sequence[Index],
+        body: Callable[[Point, Point], Expr],
+    ) -> Value:
         name = self._name("sum" if combine is Combine.SUM else combine.value)
-        axes = _axes(name, "r", inner)
+        axes = axes_of(name, "r", inner)
         single = all(axis.size.constant == 1 for axis in axes)  # of one element: that element
-        outer = _axes(name, "o", size)
+        outer = axes_of(name, "o", size)
         loops = _Loops(name, outer) if single else _Loops(name, outer, axes, combine)
-        value = body(_points(outer), _points(axes))
+        value = body(point_of(outer), point_of(axes))
         return self._compute(loops, value, value.dtype)
 
     def keep(self, value: Value) -> Value:
         """A value, computed once into a buffer of its own."""
         name = self._name("kept")
-        loops = _Loops(name, _axes(name, "o", value.size))
-        return self._compute(loops, value.load(_points(loops.outer)), value.dtype)
+        loops = _Loops(name, axes_of(name, "o", value.size))
+        return self._compute(loops, value.load(point_of(loops.outer)), value.dtype)
+
+    def scan(self, combine: Combine, value: Value, dim: int) -> Value:
+        """Running totals along `dim`, in the type of `value`."""
+        if value.size[dim].constant == 1:
+            return self.keep(value)
+        name = self._name(f"running_{combine.value}")
+        outer = axes_of(name, "o", value.size)
+        loops = _Loops(name, outer, combine=combine, scan=outer[dim])
+        return self._compute(loops, value.load(point_of(outer)), value.dtype)
+
+    def scatter(self, into: Value, updates: Updates) -> Value:
+        """A copy of `into` that took in `updates`."""
+        name = self._name("scattered")
+        loops = _Loops(name, axes_of(name, "o", into.size))
+        result = self._compute(loops, into.load(point_of(loops.outer)), into.dtype)
+        axes = axes_of(name, "u", updates.size)
+        point = point_of(axes)
+        place = place_of(updates.place(point), contiguous(into.size))
+        buffer = Buffer(name, into.dtype, extent(into.size, contiguous(into.size)))
+        value = cast(updates.value(point), into.dtype.computed_in)
+        self.items.append(Scatter(buffer, axes, place, value, updates.combine))
+        return result
+
+    def require(self, holds: Value, error: type[Exception], message: str) -> None:
+        """Raise `error` at run time unless every element of `holds` is true."""
+
+        def broken(_: Point, point: Point) -> Expr:
+            return apply(Prim.WHERE, holds.load(point), const(0, DType.I32), const(1, DType.I32))
+
+        flag = self.reduce(Combine.MAX, [], holds.size, broken).load(())
+        assert isinstance(flag, Load), "a reduction lies in memory"
+        self.items.append(Check(flag.buffer.name, error, message))
 
     def _name(self, hint: str) -> str:
         self.count += 1
         return f"_{hint}{self.count}"
 
     def _compute(
-        self, loops: _Loops, value: Expr, dtype: DType, stride: tuple[int, ...] | None = None
+        self, loops: _Loops, value: Expr, dtype: DType, stride: tuple[Index, ...] | None = None
     ) -> Value:
         """Loops that store `value`; the tensor that they leave in memory."""
-        size = tuple(_number(axis.size) for axis in loops.outer)
-        stride = _contiguous(size) if stride is None else stride
-        extent = 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
-        buffer = Buffer(loops.name, dtype, Index.of(max(extent, 0)))
+        size = tuple(axis.size for axis in loops.outer)
+        stride = contiguous(size) if stride is None else stride
+        buffer = Buffer(loops.name, dtype, extent(size, stride))
         value = cast(value, dtype.computed_in)
         self.items.append(
-            Compute(buffer, size, stride, loops.outer, loops.inner, loops.combine, value)
+            Compute(
+                buffer, size, stride, loops.outer, loops.inner, loops.combine, value, loops.scan
+            )
         )
-        return _stored(buffer, [axis.size for axis in loops.outer], stride)
+        return stored(buffer, size, stride)
 
     # --- nodes ---
 
     def _take(self, node: fx.Node) -> None:
         self.real.add(node)
-        if _why_unsupported(node.meta.get("val")) is None:
-            self.values[node] = _from_memory(node)
+        self._remember(node)
+
+    def _remember(self, node: fx.Node) -> None:
+        """What is known of a node that exists at run time: its tensor in memory, or its size."""
+        meta = node.meta.get("val")
+        if isinstance(meta, torch.SymInt):
+            index = self.sizes.index(meta)
+            if index is not None:
+                self.values[node] = index
+        elif why_unsupported(meta, self.sizes) is None:
+            self.values[node] = from_memory(node, self.sizes)
 
     def _call(self, node: fx.Node) -> None:
         if node.target is operator.getitem and isinstance(self.values.get(node.args[0]), tuple):
@@ -126,6 +203,11 @@ class Lowering:
             if part is not None:
                 self.values[node] = part
                 self._keep_if_dear(node)
+                return
+        if isinstance(node.meta.get("val"), torch.SymInt):
+            index = self.sizes.index(node.meta["val"])
+            if index is not None:
+                self.values[node] = index
                 return
         reason = self._why_extern(node)
         value = None
@@ -145,11 +227,13 @@ class Lowering:
         if not any(target in rules for rules in known):
             return "no rule"
         results = node.meta.get("val")
-        for result in results if isinstance(results, tuple | list) else (results,):
-            if reason := _why_unsupported(result):
+        several = isinstance(results, tuple | list)
+        for result in results if several else (results,):
+            absent = several and result is None  # a gradient that nobody asked for
+            if not absent and (reason := why_unsupported(result, self.sizes)):
                 return reason
         for source in node.all_input_nodes:
-            if not isinstance(self.values.get(source), Value):
+            if not isinstance(self.values.get(source), Value | Index):
                 return f"{source.name} is not a tensor that loops can read"
         return None
 
@@ -161,16 +245,20 @@ class Lowering:
             return self._pointwise(table.POINTWISE[node.target], node, args, kwargs)
         rules = table.RULES if node.target in table.RULES else table.VIEW_RULES
         if isinstance(meta, tuple | list):
-            return rules[node.target](self, tuple(_result(m) for m in meta), *args, **kwargs)
-        return rules[node.target](self, _result(meta), *args, **kwargs)
+            result: Any = tuple(m if m is None else result_of(m, self.sizes) for m in meta)
+        else:
+            result = result_of(meta, self.sizes)
+        return rules[node.target](self, result, *args, **kwargs)
 
-    def _current(self, node: fx.Node) -> Value:
+    def _current(self, node: fx.Node) -> Value | Index:
         """A value that follows the node: once it is in memory, it is read from there."""
-        value: Value = self.values[node]
+        value: Value | Index = self.values[node]
+        if isinstance(value, Index):
+            return value
         return Value(value.size, value.dtype, lambda point: self.values[node].load(point))
 
     def _pointwise(self, op: Pointwise, node: fx.Node, args: Any, kwargs: Any) -> Value | None:
-        result = _result(node.meta["val"])
+        result = result_of(node.meta["val"], self.sizes)
         kind = _kind(op, node, result)
         if kind is None:
             return None
@@ -179,6 +267,8 @@ class Lowering:
 
         def load(point: Point) -> Expr:
             def at(value: Any) -> Any:
+                if isinstance(value, Index):
+                    return cast(IndexValue(DType.I64, value), kind)
                 if not isinstance(value, Value):
                     return _rounded(value, half) if half is not None else value
                 loaded = broadcast(value, result.size).load(point)
@@ -201,7 +291,7 @@ class Lowering:
         value = self.values[node]
         if not isinstance(value, Value):
             return
-        point = _points(tuple(Axis(f"probe{d}", n) for d, n in enumerate(value.size)))
+        point = point_of(axes_of("probe", "o", value.size))
         expr = value.load(point)
         if isinstance(expr, Load):
             return
@@ -221,15 +311,19 @@ class Lowering:
                 self.realize(user)
             return
         self.real.add(node)
+        if isinstance(value, Index):
+            self.items.append(Size(node.name, value))
+            return
         if node.target in table.VIEW_RULES:
             for source in node.all_input_nodes:
                 self.realize(source)
             self.items.append(Extern(node))
             return
-        loops = _Loops(node.name, _axes(node.name, "o", value.size))
-        tensor = node.meta["val"]
-        expr, dtype = value.load(_points(loops.outer)), _result(tensor).dtype
-        self.values[node] = self._compute(loops, expr, dtype, tuple(tensor.stride()))
+        loops = _Loops(node.name, axes_of(node.name, "o", value.size))
+        expr, tensor = value.load(point_of(loops.outer)), node.meta["val"]
+        stride = layout_of(tensor, self.sizes)[1]
+        dtype = result_of(tensor, self.sizes).dtype
+        self.values[node] = self._compute(loops, expr, dtype, stride)
 
     def _extern(self, node: fx.Node, reason: str | None) -> None:
         if is_mutable_op(node.target):
@@ -240,8 +334,7 @@ class Lowering:
         self.real.add(node)
         if reason is not None:
             self.reasons[node.name] = reason
-        if _why_unsupported(node.meta.get("val")) is None:
-            self.values[node] = _from_memory(node)
+        self._remember(node)
 
     def _realize_pending(self, writer: fx.Node) -> None:
         """Compute what is still to be computed: `writer` may overwrite what it is made from."""
@@ -250,71 +343,6 @@ class Lowering:
                 continue
             if any(user not in self.values and user not in self.real for user in node.users):
                 self.realize(node)
-
-
-def _axes(name: str, hint: str, size: Sequence[Index]) -> tuple[Axis, ...]:
-    return tuple(Axis(f"{name}_{hint}{d}", n) for d, n in enumerate(size))
-
-
-def _points(axes: tuple[Axis, ...]) -> Point:
-    return tuple(Index.of(axis) if axis.size.constant != 1 else Index.of(0) for axis in axes)
-
-
-def _number(index: Index) -> int:
-    number = index.constant
-    assert number is not None, "sizes are static here"
-    return number
-
-
-def _contiguous(size: Sequence[int]) -> tuple[int, ...]:
-    stride, step = [], 1
-    for length in reversed(size):
-        stride.append(step)
-        step *= max(length, 1)
-    return tuple(reversed(stride))
-
-
-def _stored(buffer: Buffer, size: Sequence[Index], stride: Sequence[int]) -> Value:
-    def load(point: Point) -> Expr:
-        place = Index.of(0)
-        for index, step in zip(point, stride, strict=True):
-            place = place + index * step
-        return Load(buffer.dtype.computed_in, buffer, place)
-
-    return Value(tuple(size), buffer.dtype, load)
-
-
-def _from_memory(node: fx.Node) -> Value:
-    tensor = node.meta["val"]
-    dtype = from_torch(tensor.dtype)
-    assert dtype is not None, "checked before"
-    size, stride = tuple(tensor.size()), tuple(tensor.stride())
-    extent = 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
-    buffer = Buffer(node.name, dtype, Index.of(max(extent, 0)))
-    return _stored(buffer, [Index.of(n) for n in size], stride)
-
-
-def _result(tensor: torch.Tensor) -> Result:
-    dtype = from_torch(tensor.dtype)
-    assert dtype is not None, "checked before"
-    return Result(tuple(Index.of(int(n)) for n in tensor.size()), dtype)
-
-
-def _why_unsupported(value: Any) -> str | None:
-    """None for a tensor that loops can read and write."""
-    if not isinstance(value, torch.Tensor) or not is_fake(value):
-        return "not a plain tensor"
-    if value.device.type != "cpu":
-        return f"on {value.device}"
-    if value.layout is not torch.strided or value.is_conj() or value.is_neg():
-        return "not a strided tensor"
-    if from_torch(value.dtype) is None:
-        return f"elements of type {value.dtype}"
-    if any(isinstance(n, torch.SymInt) for n in (*value.size(), *value.stride())):
-        return "symbolic sizes"
-    if 0 in value.size():
-        return "no elements"
-    return None
 
 
 def _kind(op: Pointwise, node: fx.Node, result: Result) -> DType | None:

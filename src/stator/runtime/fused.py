@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import fx
@@ -10,53 +10,68 @@ from torch import fx
 from stator.codegen.llvm.backend import load_kernels
 from stator.core.dtypes import TORCH_DTYPES
 from stator.core.events import Compilation
+from stator.loops.index import Index
+from stator.loops.ir import Kernel
 from stator.loops.values import Value
-from stator.lower.items import Compute
+from stator.lower.items import Check, Compute, Extern, Scatter, Size
 from stator.lower.lower import Lowering
-from stator.runtime.plan import Call, Constant, Free, Launch, Plan, Step, attribute
+from stator.lower.tensors import layout_of
+from stator.runtime.plan import (
+    Allocation,
+    Call,
+    Constant,
+    Free,
+    Launch,
+    Number,
+    Plan,
+    Require,
+    Step,
+    attribute,
+)
 from stator.schedule.build import build_kernel
-from stator.schedule.canonical import canonical
+from stator.schedule.canonical import Canonical, canonical
 from stator.schedule.fuse import Group, fuse
-
-WORTH_THREADS: Final = 1 << 16  # points times operations; below, forking costs more than it gains
 
 
 def plan_kernels(module: fx.GraphModule, record: Compilation, name: str) -> Plan:
     """A plan in which fused loops run as native kernels."""
     lowering = Lowering(module)
-    items = lowering.run()
-    fused = fuse(items)
+    fused = fuse(lowering.run(), lowering.sizes)
     record.notes += [f"{name}: not fused: {reason}" for reason in fused.refusals]
     record.notes += [
         f"{name}: {node} stays with torch: {reason}" for node, reason in lowering.reasons.items()
     ]
     (output,) = module.graph.find_nodes(op="output")
     wanted = _read_outside(fused.groups, output)
-    steps: list[Step] = []
-    kernels = [
-        build_kernel(f"kernel_{number}", group, wanted[group])
+    kernels = {
+        group: build_kernel(f"kernel_{number}", group, wanted[group], lowering.sizes)
         for number, group in enumerate(fused.groups)
-        if group.extern is None
-    ]
-    entries = iter(zip(kernels, load_kernels([canonical(k) for k in kernels]), strict=True))
-    for group in fused.groups:
-        if group.extern is None:
-            kernel, entry = next(entries)
-            steps.append(_launch(group, kernel, entry))
-        else:
-            steps.append(_call(module, group.extern.node))
-    placeholders = module.graph.find_nodes(op="placeholder")
-    layouts = {
-        node.name: (tuple(node.meta["val"].stride()), node.meta["val"].dtype)
+        if group.alone is None or isinstance(group.alone, Scatter)
+    }
+    nameless = [canonical(kernel) for kernel in kernels.values()]
+    entries = load_kernels([found.kernel for found in nameless])
+    launches = {
+        group: _launch(group, kernel, found, entry)
+        for (group, kernel), found, entry in zip(kernels.items(), nameless, entries, strict=True)
+    }
+    steps = [launches.get(group) or _alone(module, group) for group in fused.groups]
+    placeholders = [node.name for node in module.graph.find_nodes(op="placeholder")]
+    return Plan(
+        tuple(placeholders),
+        tuple(_with_frees(steps, placeholders, output)),
+        output.args[0],
+        _layouts(lowering),
+        {symbol.name: source for symbol, source in lowering.sizes.sources.items()},
+    )
+
+
+def _layouts(lowering: Lowering) -> dict[str, tuple[tuple[Index, ...], torch.dtype]]:
+    """How tensors must lie that torch makes and kernels read."""
+    return {
+        node.name: (layout_of(node.meta["val"], lowering.sizes)[1], node.meta["val"].dtype)
         for node in lowering.real
         if isinstance(lowering.values.get(node), Value)
     }
-    return Plan(
-        tuple(node.name for node in placeholders),
-        tuple(_with_frees(steps, [n.name for n in placeholders], output)),
-        output.args[0],
-        layouts,
-    )
 
 
 def _read_outside(groups: list[Group], output: fx.Node) -> dict[Group, set[str]]:
@@ -64,10 +79,7 @@ def _read_outside(groups: list[Group], output: fx.Node) -> dict[Group, set[str]]
     returned = {node.name for node in output.all_input_nodes}
     readers: dict[str, set[int]] = {}
     for number, group in enumerate(groups):
-        names = set().union(*(member.reads for member in group.members)) if group.members else set()
-        if group.extern is not None:
-            names |= {source.name for source in group.extern.node.all_input_nodes}
-        for name in names:
+        for name in group.reads:
             readers.setdefault(name, set()).add(number)
     return {
         group: {
@@ -79,13 +91,31 @@ def _read_outside(groups: list[Group], output: fx.Node) -> dict[Group, set[str]]
     }
 
 
-def _launch(group: Group, kernel: Any, entry: Any) -> Launch:
+def _launch(group: Group, kernel: Kernel, found: Canonical, entry: Any) -> Launch:
     written = {buffer.name for buffer in kernel.written}
-    made = tuple(member for member in group.members if member.name in written)
-    work = sum(member.work * (1 + member.value.size) for member in group.members)
-    names = tuple(b.name for b in (*kernel.written, *kernel.read))
-    allocations = tuple((m.name, m.size, m.stride, _torch_dtype(m)) for m in made)
-    return Launch(kernel, entry, names, allocations, parallel=work >= WORTH_THREADS)
+    if isinstance(group.alone, Scatter):
+        work = group.alone.work * (1 + group.alone.value.size)
+    else:
+        work = sum((m.work * (1 + m.value.size) for m in group.members), Index.of(0))
+    allocations = tuple(
+        Allocation(m.name, m.size, m.stride, _torch_dtype(m))
+        for m in group.members
+        if m.name in written
+    )
+    names = tuple(buffer.name for buffer in found.buffers)
+    return Launch(kernel, entry, names, found.sizes, allocations, work)
+
+
+def _alone(module: fx.GraphModule, group: Group) -> Step:
+    match group.alone:
+        case Extern():
+            return _call(module, group.alone.node)
+        case Check():
+            return Require(group.alone.flag, group.alone.error, group.alone.message)
+        case Size():
+            return Number(group.alone.name, group.alone.index)
+        case _:
+            raise AssertionError("loops and scatters are launched")
 
 
 def _torch_dtype(member: Compute) -> torch.dtype:

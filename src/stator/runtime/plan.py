@@ -9,6 +9,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import fx
 
+from stator.loops.index import Index
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -58,19 +60,30 @@ class Constant:
 
 
 @dataclass(frozen=True, slots=True)
+class Allocation:
+    """A tensor that a launch makes before it runs."""
+
+    name: str
+    size: tuple[Index, ...]
+    stride: tuple[Index, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
     """Run a native kernel.  Text form: `a, b = kernel_0(a, b, x, y)`."""
 
     kernel: Any
     entry: Any
     arguments: tuple[str, ...]
-    allocations: tuple[tuple[str, tuple[int, ...], tuple[int, ...], torch.dtype], ...]
-    parallel: bool
+    sizes: tuple[Index, ...]
+    allocations: tuple[Allocation, ...]
+    work: Index  # operations; few are not worth several threads
 
     @property
     def makes(self) -> tuple[str, ...]:
         """Names it gives."""
-        return tuple(name for name, *_ in self.allocations)
+        return tuple(allocation.name for allocation in self.allocations)
 
     @property
     def takes(self) -> tuple[str, ...]:
@@ -78,7 +91,52 @@ class Launch:
         return tuple(name for name in self.arguments if name not in self.makes)
 
     def __str__(self) -> str:
-        return f"{', '.join(self.makes)} = {self.kernel.name}({', '.join(self.arguments)})"
+        given = [*self.arguments, *(str(size) for size in self.sizes)]
+        made = f"{', '.join(self.makes)} = " if self.makes else ""
+        return f"{made}{self.kernel.name}({', '.join(given)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Require:
+    """Raise an error if a flag is not zero.  Text form: `require flag == 0: message`."""
+
+    flag: str
+    error: type[Exception]
+    message: str
+
+    @property
+    def makes(self) -> tuple[str, ...]:
+        """Names it gives: none."""
+        return ()
+
+    @property
+    def takes(self) -> tuple[str, ...]:
+        """The flag."""
+        return (self.flag,)
+
+    def __str__(self) -> str:
+        return f"require {self.flag} == 0: {self.message}"
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A size that follows from the inputs.  Text form: `n = 2*size_s0`."""
+
+    name: str
+    index: Index
+
+    @property
+    def makes(self) -> tuple[str, ...]:
+        """Names it gives."""
+        return (self.name,)
+
+    @property
+    def takes(self) -> tuple[str, ...]:
+        """Names it reads: none."""
+        return ()
+
+    def __str__(self) -> str:
+        return f"{self.name} = {self.index}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +159,7 @@ class Free:
         return f"free {', '.join(self.names)}"
 
 
-Step: TypeAlias = Call | Constant | Launch | Free
+Step: TypeAlias = Call | Constant | Launch | Require | Number | Free
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +170,8 @@ class Plan:
     steps: tuple[Step, ...]
     outputs: Any  # tuple of nodes and constants
     # Strides and types that kernels rely on: some operators lay results as nobody foretold.
-    layouts: Mapping[str, tuple[tuple[int, ...], torch.dtype]] = field(default_factory=dict)
+    layouts: Mapping[str, tuple[tuple[Index, ...], torch.dtype]] = field(default_factory=dict)
+    sizes: Mapping[str, str] = field(default_factory=dict)  # symbol -> where the inputs show it
 
     def __str__(self) -> str:
         body = "".join(f"  {step}\n" for step in self.steps)

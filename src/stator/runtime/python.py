@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import fx
 
 from stator.core.source import Source
 from stator.core.torch_types import Boxed
-from stator.runtime.plan import Call, Constant, Free, Launch, Plan
+from stator.loops.index import Index
+from stator.runtime.plan import Call, Constant, Free, Launch, Number, Plan, Require
 from stator.torch_api import entry_of
+
+WORTH_THREADS: Final = 1 << 16  # points times operations; below, forking costs more than it gains
 
 
 def load_plan(plan: Plan, label: str) -> Boxed:
@@ -21,6 +24,8 @@ def load_plan(plan: Plan, label: str) -> Boxed:
     if plan.inputs:
         source.add(f"{', '.join(plan.inputs)}, = args")
         source.add("args.clear()")
+    for symbol, shown in plan.sizes.items():
+        source.add(f"{symbol} = {shown}")
     settled: set[str] = set()  # tensors whose strides were looked at
     for step in plan.steps:
         match step:
@@ -30,6 +35,12 @@ def load_plan(plan: Plan, label: str) -> Boxed:
                 source.add(f"{step.name} = {_call(source, step)}")
             case Constant():
                 source.add(f"{step.name} = {source.bind(step.value, 'constant')}")
+            case Number():
+                source.add(f"{step.name} = {step.index}")
+            case Require():
+                source.add(f"if {step.flag}.item():")
+                error = source.bind(step.error, "error")
+                source.add(f"raise {error}({source.literal(step.message)})", 2)
             case Free():
                 source.add(f"del {', '.join(step.names)}")
     source.add(f"return {_value(source, tuple(plan.outputs))}")
@@ -42,7 +53,7 @@ def _launch(source: Source, plan: Plan, step: Launch, settled: set[str]) -> None
     for name in step.takes:
         if name in plan.layouts and name not in settled:
             settled.add(name)
-            stride, dtype = (source.literal(part) for part in plan.layouts[name])
+            stride, dtype = _tuple(plan.layouts[name][0]), source.literal(plan.layouts[name][1])
             fix = source.bind(as_planned, "as_planned")
             source.add(f"if {name}.stride() != {stride} or {name}.dtype is not {dtype}:")
             source.add(f"{name} = {fix}({name}, {stride}, {dtype})", 2)
@@ -50,13 +61,25 @@ def _launch(source: Source, plan: Plan, step: Launch, settled: set[str]) -> None
         source.bind(torch.empty_strided, "empty"),
         source.bind(torch.get_num_threads, "threads"),
     )
-    for name, size, strides, kind in step.allocations:
-        shape = f"{source.literal(size)}, {source.literal(strides)}"
-        source.add(f"{name} = {empty}({shape}, dtype={source.bind(kind, 'dtype')})")
+    for made in step.allocations:
+        shape = f"{_tuple(made.size)}, {_tuple(made.stride)}"
+        source.add(f"{made.name} = {empty}({shape}, dtype={source.bind(made.dtype, 'dtype')})")
     settled.update(step.makes)
     given = [f"{name}.data_ptr()" for name in step.arguments]
-    given.append(f"{threads}()" if step.parallel else "1")
+    given += [str(size) for size in step.sizes]
+    given.append(_threads(step.work, f"{threads}()"))
     source.add(f"{source.bind(step.entry, 'kernel')}({', '.join(given)})")
+
+
+def _threads(work: Index, all_of_them: str) -> str:
+    """How many threads a kernel runs on: below the break-even one, without asking."""
+    if work.constant is not None:
+        return all_of_them if work.constant >= WORTH_THREADS else "1"
+    return f"{all_of_them} if {work} >= {WORTH_THREADS} else 1"
+
+
+def _tuple(sizes: tuple[Index, ...]) -> str:
+    return f"({''.join(f'{size}, ' for size in sizes)})"
 
 
 def as_planned(tensor: torch.Tensor, stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import prod
 from typing import Final
 
 from stator.graph.edit import is_effect
-from stator.loops.index import Axis, Index
-from stator.loops.ir import loads_of
-from stator.loops.values import flat
-from stator.lower.items import Compute, Extern
+from stator.lower.items import Check, Compute, Extern, Item, Scatter, Size
+from stator.lower.sizes import Sizes
+from stator.schedule.rows import Rows, assign
 from stator.torch_api import is_mutable_op, is_random_op
 
 MOST_MEMBERS: Final = 48
@@ -23,16 +21,23 @@ MOST_MEMBERS: Final = 48
 
 @dataclass(eq=False)
 class Group:
-    """Loops with common outer iterations, in order; or one call of torch's, alone."""
+    """Loops with common outer iterations, in order; or one item that runs alone."""
 
-    rows: int
     members: list[Compute] = field(default_factory=list)
-    extern: Extern | None = None
+    rows: Rows = field(default_factory=dict)
+    alone: Scatter | Check | Size | Extern | None = None
 
     @property
-    def reduces(self) -> bool:
-        """Whether some member reduces."""
-        return any(member.inner for member in self.members)
+    def leads(self) -> bool:
+        """Whether some member reduces or scans."""
+        return any(member.leads for member in self.members)
+
+    @property
+    def reads(self) -> set[str]:
+        """Names of all that it needs."""
+        if self.alone is not None:
+            return self.alone.reads
+        return set().union(*(member.reads for member in self.members))
 
 
 @dataclass(slots=True)
@@ -43,18 +48,18 @@ class Fused:
     refusals: list[str]
 
 
-def fuse(items: Sequence[Compute | Extern]) -> Fused:
+def fuse(items: Sequence[Item], sizes: Sizes) -> Fused:
     """Group `items`, keeping every reader behind what it reads."""
-    return _Fuser(items).fuse()
+    return _Fuser(items, sizes).fuse()
 
 
 class _Fuser:
-    def __init__(self, items: Sequence[Compute | Extern]) -> None:
+    def __init__(self, items: Sequence[Item], sizes: Sizes) -> None:
         self.items = items
+        self.sizes = sizes
         self.groups: list[Group] = []
         self.needs: list[int] = []  # bit sets of groups that each group waits for, all the way
         self.home: dict[str, int] = {}  # name -> group that makes it
-        self.producers: dict[str, Compute] = {}
         self.refusals: list[str] = []
         self.effects: list[int] = []  # the last call with an effect: they keep their order
 
@@ -63,25 +68,22 @@ class _Fuser:
             if isinstance(item, Compute):
                 self._place(item)
             else:
-                self._append(Group(1, [], item), self._waits(item), item.node.name)
+                self._append(Group(alone=item), self._waits(item), item.name)
         return Fused(self._ordered(), self.refusals)
 
-    def _sources(self, item: Compute | Extern) -> set[int]:
-        if isinstance(item, Compute):
-            names = item.reads
-        else:
-            names = {source.name for source in item.node.all_input_nodes}
-        return {self.home[name] for name in names if name in self.home}
+    def _sources(self, item: Item) -> set[int]:
+        return {self.home[name] for name in item.reads if name in self.home}
 
-    def _waits(self, item: Extern) -> set[int]:
+    def _waits(self, item: Scatter | Check | Size | Extern) -> set[int]:
         """What a call comes behind: its sources, effects before it, readers of what it writes."""
         waits = self._sources(item)
-        node = item.node
-        if is_effect(node) or is_mutable_op(node.target) or is_random_op(node.target):
-            waits |= set(self.effects)
-            self.effects = [len(self.groups)]
-        if is_mutable_op(node.target):
-            waits |= set(range(len(self.groups)))
+        if isinstance(item, Extern):
+            target = item.node.target
+            if is_effect(item.node) or is_mutable_op(target) or is_random_op(target):
+                waits |= set(self.effects)
+                self.effects = [len(self.groups)]
+            if is_mutable_op(target):
+                waits |= set(range(len(self.groups)))
         return waits
 
     def _append(self, group: Group, sources: set[int], name: str) -> None:
@@ -103,33 +105,32 @@ class _Fuser:
         sources = self._sources(item)
         for number in sorted(self._candidates(item, sources), key=self._saving(item), reverse=True):
             group = self.groups[number]
-            reason = self._why_not_join(number, item, sources)
-            if reason is not None:
-                first = group.members[0].name if group.members else "a call"
-                self.refusals.append(f"{item.name} with {first}: {reason}")
+            rows, reason = self._rows_with(number, item, sources)
+            if rows is None:
+                self.refusals.append(f"{item.name} with {group.members[0].name}: {reason}")
                 continue
-            group.rows = min(group.rows, item.total)
+            group.rows = rows
             group.members.append(item)
             self.home[item.name] = number
-            self.producers[item.name] = item
             self._depend(number, sources)
             return
-        self.producers[item.name] = item
-        self._append(Group(item.total, [item]), sources, item.name)
+        rows, reason = assign([item])
+        assert rows is not None, reason
+        self._append(Group([item], rows), sources, item.name)
 
     def _candidates(self, item: Compute, sources: set[int]) -> set[int]:
         """Groups that make something it reads, or read the same memory."""
-        found = {number for number in sources if self.groups[number].extern is None}
+        found = {number for number in sources if self.groups[number].alone is None}
         reads = item.reads
         for number, group in enumerate(self.groups[-8:], max(len(self.groups) - 8, 0)):
-            if group.extern is None and any(reads & member.reads for member in group.members):
+            if group.alone is None and any(reads & member.reads for member in group.members):
                 found.add(number)
         return found
 
     def _saving(self, item: Compute) -> Callable[[int], int]:
         def saved(number: int) -> int:
             made = sum(
-                member.total * member.buffer.dtype.bytes
+                self.sizes.hint(member.total) * member.buffer.dtype.bytes
                 for member in self.groups[number].members
                 if member.name in item.reads
             )
@@ -137,42 +138,19 @@ class _Fuser:
 
         return saved
 
-    def _why_not_join(self, number: int, item: Compute, sources: set[int]) -> str | None:
+    def _rows_with(self, number: int, item: Compute, sources: set[int]) -> tuple[Rows | None, str]:
+        """Rows of the group with `item` in it; or None and why it cannot join."""
         group = self.groups[number]
         if len(group.members) >= MOST_MEMBERS:
-            return f"{MOST_MEMBERS} loops are enough for one kernel"
+            return None, f"{MOST_MEMBERS} loops are enough for one kernel"
         for source in sources - {number}:
             if self.needs[source] >> number & 1:
-                return "something between them would have to run in the middle"
-        if not (group.reduces or item.inner) and item.total != group.rows:
-            return f"{item.total} points against {group.rows}, and no reduction to share rows with"
-        return self._why_not_rows(group, item)
-
-    def _why_not_rows(self, group: Group, item: Compute) -> str | None:
-        rows = min(group.rows, item.total)
-        for member in (*group.members, item):
-            if row_dims(member, rows) is None:
-                return f"{member.name} does not fall into {rows} rows"
-        inside = {member.name for member in group.members}
-        for member in (*group.members, item):
-            for name in member.reads & (inside | {item.name}):
-                if reason := self._why_other_row(member, name, rows):
-                    return reason
-        return None
-
-    def _why_other_row(self, reader: Compute, name: str, rows: int) -> str | None:
-        writer = self.producers[name]
-        if not writer.is_contiguous:
-            return f"{name} does not lie in rows"
-        width = writer.total // rows
-        count = row_dims(reader, rows)
-        assert count is not None, "checked before"
-        axes = reader.outer[:count]
-        row = flat([_place(axis) for axis in axes], [axis.size for axis in axes])
-        for load in loads_of(reader.value):
-            if load.buffer.name == name and (load.index // width) is not row:
-                return f"{reader.name} reads {name} in another row than it is written in"
-        return None
+                return None, "something between them would have to run in the middle"
+        if not (group.leads or item.leads) and item.total is not group.members[0].total:
+            others = group.members[0].total
+            return None, f"{item.total} points against {others}, and no reduction to share rows"
+        rows, reason = assign([*group.members, item])
+        return (None, reason) if reason else (rows, "")
 
     def _ordered(self) -> list[Group]:
         """Groups so that each stands behind those it waits for; else in the order they began."""
@@ -187,17 +165,3 @@ class _Fuser:
                 done |= 1 << number
             waiting = [n for n in waiting if not done >> n & 1]
         return order
-
-
-def _place(axis: Axis) -> Index:
-    return Index.of(axis) if axis.size.constant != 1 else Index.of(0)
-
-
-def row_dims(member: Compute, rows: int) -> int | None:
-    """How many leading dimensions make up the rows; None if there is no such number."""
-    if member.inner:
-        return len(member.size) if member.total == rows else None
-    for count in range(len(member.size), -1, -1):
-        if prod(member.size[:count]) == rows:
-            return count
-    return None

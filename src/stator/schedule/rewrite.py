@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 from stator.loops.index import Element, Index, Quotient, Remainder
-from stator.loops.ir import Apply, Cast, Expr, IndexValue, Load
+from stator.loops.ir import Apply, Cast, Expr, IndexValue, Load, Within
 
 Replace: TypeAlias = Callable[[Load], Expr | None]  # None: the load stays
 
@@ -34,6 +34,11 @@ def rewritten(expr: Expr, replace: Replace, seen: dict[Expr, Expr]) -> Expr:
         result = Cast(expr.dtype, rewritten(expr.value, replace, seen))
     elif isinstance(expr, IndexValue):
         result = IndexValue(expr.dtype, rewritten_index(expr.index, replace, seen))
+    elif isinstance(expr, Within):
+        sides = [rewritten(side, replace, seen) for side in expr.operands]
+        index = rewritten_index(expr.index, replace, seen)
+        limit = rewritten_index(expr.limit, replace, seen)
+        result = Within(expr.dtype, index, limit, *sides)
     seen[expr] = result
     return result
 

@@ -9,35 +9,47 @@ from typing import Final
 from stator.codegen.llvm.emitter import PRIM_OF, VECTOR_BYTES, Emitter, neutral
 from stator.codegen.llvm.prims import emit_prim
 from stator.codegen.llvm.shape import COLUMNS
-from stator.codegen.llvm.types import MEMORY, to_memory
+from stator.codegen.llvm.sums import count_of, is_direct, total_type
+from stator.codegen.llvm.types import MEMORY, convert, to_memory
+from stator.core.dtypes import DType
 from stator.loops.index import (
     Axis,
 )
 from stator.loops.ir import (
     Accumulate,
+    Accumulated,
+    Combine,
     Stage,
     Store,
 )
 
-STRETCH: Final = 128  # rows that one partial sum of a column takes in
+STRETCH: Final = 16  # rows that one partial sum of a column takes in
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Accumulators in memory, one for each column of a block."""
+
+    place: str
+    dtype: DType
 
 
 @dataclass(slots=True)
 class Columns(Emitter):
     """Writes the loops of a kernel that reduces across its last outer axis."""
 
-    partials: dict[str, str] = field(default_factory=dict)  # rows of memory, of one stretch
+    totals: dict[str, Row] = field(default_factory=dict)
+    parts: dict[str, Row] = field(default_factory=dict)  # of one stretch, where there are any
 
     def emit(self) -> None:
         """Blocks of the last outer axis; accumulators are rows of memory."""
         *rows, last = self.kernel.outer
         w = self.w
         length = self.index(last.size)
-        names = [s for s in self.kernel.statements if isinstance(s, Accumulate)]
-        for statement in names:
-            kind = MEMORY[statement.value.dtype.computed_in]
-            for rows_of in (self.accumulators, self.partials):
-                rows_of[statement.name] = w.let(f"alloca [{COLUMNS} x {kind}], align 64")
+        for stage in self.kernel.stages:
+            for statement in stage.body:
+                if isinstance(statement, Accumulate):
+                    self._open_rows(stage, statement)
         padded = w.let(f"add i64 {length}, {COLUMNS - 1}")
         blocks = w.let(f"udiv i64 {padded}, {COLUMNS}")
         with w.loop("%begin", "%end", [], "block") as loop:
@@ -50,11 +62,23 @@ class Columns(Emitter):
             for stage in self.kernel.stages:
                 self._column_stage(stage, last, start, width)
 
+    def _open_rows(self, stage: Stage, statement: Accumulate) -> None:
+        self.totals[statement.name] = self._row(total_type(statement, stage))
+        if not is_direct(stage):
+            self.parts[statement.name] = self._row(statement.value.dtype)
+
+    def _row(self, dtype: DType) -> Row:
+        return Row(self.w.let(f"alloca [{COLUMNS} x {MEMORY[dtype]}], align 64"), dtype)
+
+    def _accumulated(self, expr: Accumulated) -> str:
+        row = self.totals[expr.name]
+        return convert(self.w, self._lane_of(row.place, row.dtype), row.dtype, expr.dtype)
+
     def _column_stage(self, stage: Stage, last: Axis, start: str, width: str) -> None:
         """Rows into accumulators: by stretches of rows, so that no partial sum grows long."""
         accumulations = [s for s in stage.body if isinstance(s, Accumulate)]
         for statement in accumulations:
-            self._clear(self.accumulators[statement.name], statement, width)
+            self._clear(self.totals[statement.name], statement.combine, width)
 
         def innermost() -> None:
             with self.w.loop("0", width, [], "column", self._lanes(last, stage.body)) as loop:
@@ -64,11 +88,11 @@ class Columns(Emitter):
                     if isinstance(statement, Store):
                         self._store(statement)
                     else:
-                        row = self.partials.get(statement.name, self.accumulators[statement.name])
+                        row = self.parts.get(statement.name, self.totals[statement.name])
                         self._into(row, statement, self.value(statement.value))
                 self.lane = None
 
-        if accumulations and stage.inner:
+        if accumulations and not is_direct(stage):
             self._stretches(stage.inner, accumulations, width, innermost)
         else:
             self._nest(stage.inner, innermost)
@@ -83,38 +107,47 @@ class Columns(Emitter):
     ) -> None:
         w = self.w
         length = self.index(axes[0].size)
-        padded = w.let(f"add i64 {length}, {STRETCH - 1}")
-        count = w.let(f"udiv i64 {padded}, {STRETCH}")
+        beyond = count_of(axes[1:])  # rows for each step of the first axis
+        if beyond is None or beyond > STRETCH:
+            with w.loop("0", length, [], "inner") as loop:
+                self._enter(axes[0], loop.counter)
+                self._stretches(axes[1:], accumulations, width, innermost)
+            return
+        steps = max(STRETCH // max(beyond, 1), 1)
+        padded = w.let(f"add i64 {length}, {steps - 1}")
+        count = w.let(f"udiv i64 {padded}, {steps}")
         with w.loop("0", count, [], "stretch") as loop:
             for statement in accumulations:
-                self._clear(self.partials[statement.name], statement, width)
-            low = w.let(f"mul i64 {loop.counter}, {STRETCH}")
-            high = self._clip(w.let(f"add i64 {low}, {STRETCH}"), length, larger=False)
+                self._clear(self.parts[statement.name], statement.combine, width)
+            low = w.let(f"mul i64 {loop.counter}, {steps}")
+            high = self._clip(w.let(f"add i64 {low}, {steps}"), length, larger=False)
             with w.loop(low, high, [], "inner") as inner:
                 self._enter(axes[0], inner.counter)
                 self._nest(axes[1:], innermost)
             self.values.clear()
             for statement in accumulations:
-                dtype = statement.value.dtype
-                lanes = VECTOR_BYTES // dtype.computed_in.bytes
-                with w.loop("0", width, [], "column", lanes) as column:
-                    self.lane = column.counter
-                    part = self._lane_of(self.partials[statement.name], dtype)
-                    self._into(self.accumulators[statement.name], statement, part)
-                    self.lane = None
+                self._put_away(statement, width)
 
-    def _clear(self, row: str, statement: Accumulate, width: str) -> None:
-        dtype = statement.value.dtype
-        kind = MEMORY[dtype.computed_in]
-        with self.w.loop("0", width, [], "clear", VECTOR_BYTES // dtype.computed_in.bytes) as loop:
-            place = self.w.let(f"getelementptr {kind}, ptr {row}, i64 {loop.counter}")
-            value = to_memory(self.w, neutral(statement.combine, dtype), dtype.computed_in)
+    def _put_away(self, statement: Accumulate, width: str) -> None:
+        """Add the parts of one stretch to the totals."""
+        parts, totals = self.parts[statement.name], self.totals[statement.name]
+        lanes = VECTOR_BYTES // totals.dtype.bytes
+        with self.w.loop("0", width, [], "column", lanes) as column:
+            self.lane = column.counter
+            self._into(totals, statement, self._lane_of(parts.place, parts.dtype))
+            self.lane = None
+
+    def _clear(self, row: Row, combine: Combine, width: str) -> None:
+        kind = MEMORY[row.dtype]
+        with self.w.loop("0", width, [], "clear", VECTOR_BYTES // row.dtype.bytes) as loop:
+            place = self.w.let(f"getelementptr {kind}, ptr {row.place}, i64 {loop.counter}")
+            value = to_memory(self.w, neutral(combine, row.dtype), row.dtype)
             self.w.line(f"store {kind} {value}, ptr {place}")
 
-    def _into(self, row: str, statement: Accumulate, value: str) -> None:
-        dtype = statement.value.dtype.computed_in
-        before = self._lane_of(row, dtype)
-        after = emit_prim(self.w, PRIM_OF[statement.combine], [before, value], dtype)
-        kind = MEMORY[dtype]
-        place = self.w.let(f"getelementptr {kind}, ptr {row}, i64 {self.lane}")
-        self.w.line(f"store {kind} {to_memory(self.w, after, dtype)}, ptr {place}")
+    def _into(self, row: Row, statement: Accumulate, value: str) -> None:
+        dtype = row.dtype
+        before = self._lane_of(row.place, dtype)
+        term = convert(self.w, value, statement.value.dtype, dtype)
+        after = emit_prim(self.w, PRIM_OF[statement.combine], [before, term], dtype)
+        place = self.w.let(f"getelementptr {MEMORY[dtype]}, ptr {row.place}, i64 {self.lane}")
+        self.w.line(f"store {MEMORY[dtype]} {to_memory(self.w, after, dtype)}, ptr {place}")

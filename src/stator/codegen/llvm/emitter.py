@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeAlias
 
 from stator.codegen.llvm.prims import emit_prim
 from stator.codegen.llvm.shape import has_vectors
 from stator.codegen.llvm.types import MEMORY, convert, from_memory, literal, register, to_memory
 from stator.codegen.llvm.writer import Writer
 from stator.core.dtypes import DType
-from stator.loops.access import nodes
+from stator.loops.access import children, index_parts, nodes, roots
 from stator.loops.index import (
     Axis,
     Element,
@@ -40,8 +40,11 @@ from stator.loops.ir import (
 )
 from stator.loops.prims import Prim
 
+MOST_OUTCOMES: Final = 2  # choices that give loops of their own for each outcome
 VECTOR_BYTES: Final = 64
 FEW: Final = 8  # points that are not worth a vector
+
+Condition: TypeAlias = tuple[Index, Index]  # what a choice asks: is the index within the limit?
 
 PRIM_OF: Final = {
     Combine.SUM: Prim.ADD,
@@ -51,6 +54,33 @@ PRIM_OF: Final = {
     Combine.ANY: Prim.OR,
     Combine.ALL: Prim.AND,
 }
+
+
+def _steady_choices(
+    body: Sequence[Statement], axis: Axis, settled: Mapping[Condition, bool]
+) -> list[Condition]:
+    """Choices still to be made that come out the same along `axis`, outermost first."""
+    found: dict[Condition, None] = {}
+    seen: set[Expr] = set()
+    stack = [root for statement in reversed(body) for root in reversed(roots(statement))]
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if isinstance(node, Within):
+            outcome = settled.get((node.index, node.limit))
+            if outcome is not None:
+                stack.append(node.inside if outcome else node.outside)
+                continue
+            if axis not in node.index.axes and not _is_computed(node.index):
+                found[node.index, node.limit] = None
+        stack += reversed(children(node))
+    return list(found)
+
+
+def _is_computed(index: Index) -> bool:
+    return any(isinstance(atom, Element) for atom in index_parts(index))
 
 
 def neutral(combine: Combine, dtype: DType) -> str:
@@ -79,6 +109,7 @@ class Emitter:
     axes: dict[Axis, str] = field(default_factory=dict)
     accumulators: dict[str, str] = field(default_factory=dict)  # values, or rows of memory
     values: dict[Expr, str] = field(default_factory=dict)  # computed in the present iteration
+    settled: dict[Condition, bool] = field(default_factory=dict)  # choices made outside
     lane: str | None = None  # position in the rows of accumulators, in a column reduction
 
     def open_scratch(self, buffer: Buffer) -> None:
@@ -185,9 +216,11 @@ class Emitter:
 
     def _choice(self, expr: Within) -> str:
         """A branch: only the chosen side may load."""
+        outcome = self.settled.get((expr.index, expr.limit))
+        if outcome is not None:
+            return self.value(expr.inside if outcome else expr.outside)
         w, kind = self.w, register(expr.dtype)
-        place, limit = self.index(expr.index), self.index(expr.limit)
-        chosen = w.let(f"icmp ult i64 {place}, {limit}")  # a negative index is a huge one
+        chosen = self._is_within((expr.index, expr.limit))
         known = dict(self.values)
         inside, outside, done = w.name("inside_"), w.name("outside_"), w.name("chosen_")
         w.line(f"br i1 {chosen}, label %{inside}, label %{outside}")
@@ -200,6 +233,48 @@ class Emitter:
             self.values = dict(known)  # what one side computed is not in scope behind it
         w.open_block(done)
         return w.let(f"phi {kind} {', '.join(sides)}")
+
+    def versions(self, body: Sequence[Statement], axis: Axis, emit: Callable[[], None]) -> None:
+        """Loops over `axis`, once for each outcome of the choices that do not change along it."""
+        steady = _steady_choices(body, axis, self.settled)
+        if not steady:
+            emit()
+        elif len(steady) <= MOST_OUTCOMES:
+            first = steady[0]
+            self._either(
+                self._is_within(first),
+                lambda: self._settle([first], True, lambda: self.versions(body, axis, emit)),
+                lambda: self._settle([first], False, lambda: self.versions(body, axis, emit)),
+            )
+        else:
+            inside = self._is_within(steady[0])
+            for condition in steady[1:]:
+                inside = self.w.let(f"and i1 {inside}, {self._is_within(condition)}")
+            self._either(inside, lambda: self._settle(steady, True, emit), emit)
+
+    def _is_within(self, condition: Condition) -> str:
+        index, limit = condition
+        # A negative index is a huge one.
+        return self.w.let(f"icmp ult i64 {self.index(index)}, {self.index(limit)}")
+
+    def _settle(self, conditions: list[Condition], outcome: bool, emit: Callable[[], None]) -> None:
+        before = dict(self.settled)
+        self.settled.update(dict.fromkeys(conditions, outcome))
+        emit()
+        self.settled = before
+
+    def _either(self, condition: str, yes: Callable[[], None], no: Callable[[], None]) -> None:
+        """Run one of two; what they compute is not in scope behind them."""
+        w = self.w
+        known = dict(self.values)
+        first, second, done = w.name("yes_"), w.name("no_"), w.name("either_")
+        w.line(f"br i1 {condition}, label %{first}, label %{second}")
+        for label, emit in ((first, yes), (second, no)):
+            w.open_block(label)
+            emit()
+            w.line(f"br label %{done}")
+            self.values = dict(known)
+        w.open_block(done)
 
     def _accumulated(self, expr: Accumulated) -> str:
         place = self.accumulators[expr.name]

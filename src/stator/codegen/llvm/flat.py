@@ -22,16 +22,12 @@ class Flat(Emitter):
     def emit(self) -> None:
         """No inner axes: rows of the last outer axis, clipped to the stretch at both ends."""
         *rows, last = self.kernel.outer or (Axis("only", Index.of(1)),)
-        length = self.index(last.size)
         if not rows:
-            with self.w.loop(
-                "%begin", "%end", [], "flat", self._lanes(last, self.kernel.statements)
-            ) as loop:
-                self._enter(last, loop.counter)
-                self._body(self.kernel.stages)
+            self._loop(last, "%begin", "%end")
             return
         w = self.w
-        length = self._clip(length, "1", larger=True)  # of an empty row nothing is asked
+        # Of an empty row nothing is asked.
+        length = self._clip(self.index(last.size), "1", larger=True)
         first = w.let(f"udiv i64 %begin, {length}")
         beyond = w.let("sub i64 %end, 1")
         final = w.let(f"udiv i64 {beyond}, {length}")
@@ -43,9 +39,13 @@ class Flat(Emitter):
             start = w.let(f"mul i64 {loop.counter}, {length}")
             low = self._clip(w.let(f"sub i64 %begin, {start}"), "0", larger=True)
             high = self._clip(w.let(f"sub i64 %end, {start}"), length, larger=False)
-            with w.loop(low, high, [], "flat", self._lanes(last, self.kernel.statements)) as inner:
-                self._enter(last, inner.counter)
-                self._body(self.kernel.stages)
+            self.versions(self.kernel.statements, last, lambda: self._loop(last, low, high))
+
+    def _loop(self, axis: Axis, low: str, high: str) -> None:
+        lanes = self._lanes(axis, self.kernel.statements)
+        with self.w.loop(low, high, [], "flat", lanes) as loop:
+            self._enter(axis, loop.counter)
+            self._body(self.kernel.stages)
 
     def _body(self, stages: tuple[Stage, ...]) -> None:
         for stage in stages:

@@ -16,9 +16,11 @@ from stator.codegen.llvm.math_value import (
     bits,
     copy_sign,
     fma,
+    narrowed,
     polynomial,
     power_of_two,
     select,
+    widened,
 )
 
 LOG2_E: Final = 1.4426950408889634
@@ -126,7 +128,12 @@ def _scaled(x: Value, exponent: Value) -> Value:
 
 
 def _exp_of_reduced(r: Value) -> Value:
-    return fma(r * r, polynomial(r, _OF[r.type].exp), r) + 1.0
+    return _expm1_of_reduced(r) + 1.0
+
+
+def _expm1_of_reduced(r: Value) -> Value:
+    """exp(r) - 1, as exact as exp(r) needs it."""
+    return fma(r * r, polynomial(r, _OF[r.type].exp), r)
 
 
 def _expm1_parts(x: Value) -> tuple[Value, Value]:
@@ -154,6 +161,13 @@ def exp_of_moderate(x: Value) -> Value:
     """exp(x) where neither the result nor its inverse is below the normal numbers."""
     r, n = _reduced(x)
     return _exp_of_reduced(r) * power_of_two(n)
+
+
+def exp_of_sum_times(x: Value, small: Value, factor: Value) -> Value:
+    """exp(x + small) * factor, rounded once; x within the bounds, `small` less than its ulp."""
+    r, n = _reduced(x)
+    growth = widened(_expm1_of_reduced(r + small))
+    return _scaled(narrowed(fma(growth, factor, factor)), n)
 
 
 def exp2(x: Value) -> Value:

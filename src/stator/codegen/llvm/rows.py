@@ -7,7 +7,8 @@ from typing import Final
 
 from stator.codegen.llvm.emitter import PRIM_OF, Emitter, neutral
 from stator.codegen.llvm.prims import emit_prim
-from stator.codegen.llvm.types import register
+from stator.codegen.llvm.sums import is_direct, term_type, total_type
+from stator.codegen.llvm.types import convert, register
 from stator.core.dtypes import DType
 from stator.loops.index import (
     Axis,
@@ -20,6 +21,7 @@ from stator.loops.ir import (
 )
 
 CHUNK: Final = 1024  # elements summed before a partial sum is put away: it keeps sums exact enough
+STEP: Final = 64  # elements that one step of the vectors takes, at most
 
 
 @dataclass(slots=True)
@@ -37,11 +39,14 @@ class Rows(Emitter):
 
     def _stage(self, stage: Stage) -> None:
         accumulations = [s for s in stage.body if isinstance(s, Accumulate)]
-        start = [neutral(s.combine, s.value.dtype) for s in accumulations]
+        start = [neutral(s.combine, total_type(s, stage)) for s in accumulations]
         final = self._inner(stage, stage.inner, start, accumulations)
         self.values.clear()  # what was computed inside of the loops is not in scope behind them
         for statement, value in zip(accumulations, final, strict=True):
-            self.accumulators[statement.name] = value
+            self.accumulators[statement.name] = self._rounded(stage, statement, value)
+
+    def _rounded(self, stage: Stage, statement: Accumulate, total: str) -> str:
+        return convert(self.w, total, total_type(statement, stage), statement.value.dtype)
 
     def _inner(
         self,
@@ -50,43 +55,95 @@ class Rows(Emitter):
         start: list[str],
         accumulations: list[Accumulate],
     ) -> list[str]:
-        """Loops over `axes`, carrying accumulators; returns their values behind the loops."""
+        """Loops over `axes`, carrying totals; returns their values behind the loops."""
         if not axes:
             return self._point(stage, start)
-        kinds = [register(s.value.dtype) for s in accumulations]
-        carried = list(zip(kinds, start, strict=True))
         axis, *rest = axes
-        length = self.index(axis.size)
-        if not rest and accumulations and _is_long(axis) and not stage.in_order:
+        if not rest and accumulations and not is_direct(stage):
             return self._chunks(stage, axis, start, accumulations)
+        if not rest and not accumulations:
+            self.versions(stage.body, axis, lambda: self._stores(stage, axis))
+            return []
+        kinds = [register(total_type(s, stage)) for s in accumulations]
         lanes = 0 if rest or stage.in_order else self._lanes(axis, stage.body)
-        with self.w.loop("0", length, carried, "inner", lanes) as loop:
+        carried = list(zip(kinds, start, strict=True))
+        with self.w.loop("0", self.index(axis.size), carried, "inner", lanes) as loop:
             self._enter(axis, loop.counter)
             loop.carried = self._inner(stage, tuple(rest), loop.carried, accumulations)
         return loop.results
 
+    def _stores(self, stage: Stage, axis: Axis) -> None:
+        """The innermost loop of a stage that accumulates nothing."""
+        lanes = self._lanes(axis, stage.body)
+        with self.w.loop("0", self.index(axis.size), [], "inner", lanes) as loop:
+            self._enter(axis, loop.counter)
+            self._point(stage, [])
+
     def _chunks(
         self, stage: Stage, axis: Axis, start: list[str], accumulations: list[Accumulate]
     ) -> list[str]:
-        """A long loop in chunks, each accumulated from the neutral value, then combined."""
+        """A loop in chunks, each of which makes a part of the totals."""
+        size = axis.size.constant
+        # What fills no step of vectors is a chunk of its own: else LLVM adds it to the sum of all
+        # the rest, one by one.
+        rest = 0 if size is None else size % STEP
+        length = self.index(axis.size) if size is None else str(size - rest)
+        if size is None or size - rest > CHUNK:
+            totals = self._full_chunks(stage, axis, length, start, accumulations)
+        else:
+            parts = self._parts(stage, axis, ("0", length), accumulations)
+            totals = self._totals(stage, accumulations, start, parts)
+        if rest:
+            parts = self._parts(stage, axis, (length, str(size)), accumulations)
+            totals = self._totals(stage, accumulations, totals, parts)
+        return totals
+
+    def _full_chunks(
+        self,
+        stage: Stage,
+        axis: Axis,
+        length: str,
+        start: list[str],
+        accumulations: list[Accumulate],
+    ) -> list[str]:
         w = self.w
-        kinds = [register(s.value.dtype) for s in accumulations]
-        fresh = [neutral(s.combine, s.value.dtype) for s in accumulations]
-        length = self.index(axis.size)
+        kinds = [register(total_type(s, stage)) for s in accumulations]
         padded = w.let(f"add i64 {length}, {CHUNK - 1}")
         chunks = w.let(f"udiv i64 {padded}, {CHUNK}")
         with w.loop("0", chunks, list(zip(kinds, start, strict=True)), "chunk") as loop:
             low = w.let(f"mul i64 {loop.counter}, {CHUNK}")
             high = self._clip(w.let(f"add i64 {low}, {CHUNK}"), length, larger=False)
-            chunk = list(zip(kinds, fresh, strict=True))
-            with w.loop(low, high, chunk, "inner", self._lanes(axis, stage.body)) as inner:
-                self._enter(axis, inner.counter)
-                inner.carried = self._point(stage, inner.carried)
-            loop.carried = [
-                emit_prim(w, PRIM_OF[s.combine], [total, part], s.value.dtype)
-                for s, total, part in zip(accumulations, loop.carried, inner.results, strict=True)
-            ]
+            parts = self._parts(stage, axis, (low, high), accumulations)
+            loop.carried = self._totals(stage, accumulations, loop.carried, parts)
         return loop.results
+
+    def _parts(
+        self,
+        stage: Stage,
+        axis: Axis,
+        bounds: tuple[str, str],
+        accumulations: list[Accumulate],
+    ) -> list[str]:
+        """What the loop from one bound to the other accumulates, from the neutral values."""
+        kinds = [register(s.value.dtype) for s in accumulations]
+        fresh = [neutral(s.combine, s.value.dtype) for s in accumulations]
+        carried = list(zip(kinds, fresh, strict=True))
+        lanes = self._lanes(axis, stage.body)
+        with self.w.loop(*bounds, carried, "inner", lanes) as loop:
+            self._enter(axis, loop.counter)
+            loop.carried = self._point(stage, loop.carried)
+        return loop.results
+
+    def _totals(
+        self, stage: Stage, accumulations: list[Accumulate], totals: list[str], parts: list[str]
+    ) -> list[str]:
+        """Totals with one more part each."""
+        found = []
+        for statement, total, part in zip(accumulations, totals, parts, strict=True):
+            kind = total_type(statement, stage)
+            wide = convert(self.w, part, statement.value.dtype, kind)
+            found.append(emit_prim(self.w, PRIM_OF[statement.combine], [total, wide], kind))
+        return found
 
     def _point(self, stage: Stage, carried: list[str]) -> list[str]:
         """Statements at one point of the inner axes."""
@@ -96,12 +153,14 @@ class Rows(Emitter):
             if isinstance(statement, Store):
                 self._store(statement)
             else:
-                value = self.value(statement.value)
-                dtype = statement.value.dtype
-                total = self._combine(statement.combine, next(values), value, dtype)
+                kind = term_type(statement, stage)
+                term = self.value(statement.value)
+                value = convert(self.w, term, statement.value.dtype, kind)
+                total = self._combine(statement.combine, next(values), value, kind)
                 following.append(total)
                 if stage.in_order:
-                    self.accumulators[statement.name] = total
+                    running = self._rounded(stage, statement, total)
+                    self.accumulators[statement.name] = running
         return following
 
     def _combine(self, combine: Combine, total: str, value: str, dtype: DType) -> str:
@@ -110,8 +169,3 @@ class Rows(Emitter):
             # Reassociation is what lets the loop become vectors.
             return self.w.let(f"{operation} reassoc {register(dtype)} {total}, {value}")
         return emit_prim(self.w, PRIM_OF[combine], [total, value], dtype)
-
-
-def _is_long(axis: Axis) -> bool:
-    size = axis.size.constant
-    return size is None or size > CHUNK

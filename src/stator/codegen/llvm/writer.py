@@ -9,6 +9,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 LANES: Final = "lanes:"  # in loop marks, until the module numbers them
+# A loop whose length is known: LLVM would unroll a short one before it looks for vectors.
+KNOWN: Final = "known:"
+_VECTORS_FIRST: Final = (
+    '!"llvm.loop.unroll.disable"',
+    '!"llvm.loop.vectorize.followup_all", !{!"llvm.loop.isvectorized", i32 1}',
+)
 
 
 def numbered(text: str) -> str:
@@ -20,16 +26,16 @@ def numbered(text: str) -> str:
     notes: list[str] = []
 
     def number(mark: re.Match[str]) -> str:
-        own = 2 * len(notes)
-        lanes = int(mark.group(1))
+        lanes = int(mark.group(2))
         name, value = ("width", f"i32 {lanes}") if lanes else ("enable", "i1 false")
-        notes.append(
-            f"!{own} = distinct !{{!{own}, !{own + 1}}}\n"
-            f'!{own + 1} = !{{!"llvm.loop.vectorize.{name}", {value}}}'
-        )
-        return f"!{own}"
+        parts = [f'!"llvm.loop.vectorize.{name}", {value}']
+        if lanes and mark.group(1) == KNOWN:
+            parts += _VECTORS_FIRST
+        own = f"!{len(notes)}"
+        notes.append(f"{own} = distinct !{{{', '.join([own, *(f'!{{{p}}}' for p in parts)])}}}")
+        return own
 
-    body = re.sub(rf"!\{{{LANES}(\d+)\}}", number, text)
+    body = re.sub(rf"!\{{({LANES}|{KNOWN})(\d+)\}}", number, text)
     return "\n".join([body, *notes])
 
 
@@ -99,7 +105,8 @@ class Writer:
         following = self.let(f"add nuw nsw i64 {counter}, 1")
         more = self.let(f"icmp slt i64 {following}, {end}")
         last = self.block
-        note = f"!llvm.loop !{{{LANES}{lanes}}}"
+        is_known = start.isdecimal() and end.isdecimal()
+        note = f"!llvm.loop !{{{KNOWN if is_known else LANES}{lanes}}}"
         self.line(f"br i1 {more}, label %{head}, label %{done}, {note}")
         phis = [f"  {counter} = phi i64 [ {start}, %{before} ], [ {following}, %{last} ]"]
         for (kind, initial), value, next_value in zip(carried, inside, loop.carried, strict=True):

@@ -1,0 +1,44 @@
+"""How exact sums are: the types that they are kept in, and how many terms one may take in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from stator.core.dtypes import DType
+from stator.loops.index import Axis
+from stator.loops.ir import Accumulate, Combine, Stage
+
+SHORT: Final = 256  # terms of a sum that costs hardly more in f64
+
+
+def total_type(statement: Accumulate, stage: Stage) -> DType:
+    """The type of a total: f64 for sums of f32, whose parts are added one by one."""
+    dtype = statement.value.dtype
+    # Eager's running sums and products are of f64 as well.
+    widens = statement.combine is Combine.SUM or (
+        statement.combine is Combine.PROD and stage.in_order
+    )
+    return DType.F64 if widens and dtype is DType.F32 else dtype
+
+
+def term_type(statement: Accumulate, stage: Stage) -> DType:
+    """The type in which terms are added: the total's where it is for free."""
+    return total_type(statement, stage) if is_direct(stage) else statement.value.dtype
+
+
+def is_direct(stage: Stage) -> bool:
+    """Whether terms go right into the total, and not into parts of it first."""
+    count = count_of(stage.inner)
+    return stage.in_order or (count is not None and count <= SHORT)
+
+
+def count_of(axes: Sequence[Axis]) -> int | None:
+    """How many points the axes have; None if it is not known."""
+    total = 1
+    for axis in axes:
+        size = axis.size.constant
+        if size is None:
+            return None
+        total *= size
+    return total

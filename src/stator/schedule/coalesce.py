@@ -1,0 +1,62 @@
+"""Fewer axes: neighbours that every index steps through as one become one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from stator.loops.access import indices
+from stator.loops.index import Axis, Index, Leaf
+from stator.loops.ir import Accumulate, Kernel, Stage, Statement, Store
+
+
+def coalesce(kernel: Kernel) -> Kernel:
+    """Join neighbouring axes that all indices step through as one."""
+    changed = True
+    while changed:
+        changed = False
+        for first, second in zip(kernel.outer, kernel.outer[1:], strict=False):
+            if _steps_as_one(kernel.statements, first, second):
+                kernel = _join_outer(kernel, first, second)
+                changed = True
+                break
+    return Kernel(kernel.name, kernel.outer, tuple(_coalesced(s) for s in kernel.stages))
+
+
+def _coalesced(stage: Stage) -> Stage:
+    for first, second in zip(stage.inner, stage.inner[1:], strict=False):
+        if _steps_as_one(stage.body, first, second):
+            place, joint = _joint(first, second)
+            inner = tuple(joint if a is first else a for a in stage.inner if a is not second)
+            body = tuple(_moved(s, place) for s in stage.body)
+            return _coalesced(Stage(inner, body, stage.in_order))
+    return stage
+
+
+def _joint(first: Axis, second: Axis) -> tuple[dict[Leaf, Index], Axis]:
+    joint = Axis(f"{first.name}x", first.size * second.size)
+    return {first: Index.of(joint) // second.size, second: Index.of(joint) % second.size}, joint
+
+
+def _join_outer(kernel: Kernel, first: Axis, second: Axis) -> Kernel:
+    place, joint = _joint(first, second)
+    outer = tuple(joint if a is first else a for a in kernel.outer if a is not second)
+    stages = tuple(
+        Stage(s.inner, tuple(_moved(b, place) for b in s.body), s.in_order) for s in kernel.stages
+    )
+    return Kernel(kernel.name, outer, stages)
+
+
+def _moved(statement: Statement, place: Mapping[Leaf, Index]) -> Statement:
+    value = statement.value.replaced(place)
+    if isinstance(statement, Store):
+        return Store(statement.buffer, statement.index.replaced(place), value, statement.combine)
+    return Accumulate(statement.name, statement.combine, value)
+
+
+def _steps_as_one(statements: tuple[Statement, ...], first: Axis, second: Axis) -> bool:
+    return all(_is_linear(index, first, second) for s in statements for index in indices(s))
+
+
+def _is_linear(index: Index, first: Axis, second: Axis) -> bool:
+    large, small = index.factor_of(first), index.factor_of(second)
+    return large is not None and small is not None and large is small * second.size
