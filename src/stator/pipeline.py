@@ -23,7 +23,10 @@ from stator.core.torch_types import Boxed
 from stator.graph.run import Ctx, GraphPass, dump_graph, run_passes
 from stator.options import Options
 from stator.passes.post_grad.drop_noop_views import drop_noop_views
+from stator.passes.post_grad.seed_random import seed_random
+from stator.passes.post_grad.unroll_foreach import unroll_foreach
 from stator.passes.pre_grad.settle_dropout import settle_dropout
+from stator.runtime.dump import program_text
 from stator.runtime.fused import plan_kernels
 from stator.runtime.plan import Plan, make_plan
 from stator.runtime.python import load_plan
@@ -33,7 +36,9 @@ PRE_GRAD: Final[tuple[GraphPass, ...]] = (
 )
 
 POST_GRAD: Final[tuple[GraphPass, ...]] = (
+    unroll_foreach,  # first: the others, and the fuser, see single tensors
     drop_noop_views,  # functionalization and autograd leave many behind
+    seed_random,  # random operators become pure, so that kernels take them in
 )
 
 
@@ -50,19 +55,22 @@ def make_tools(options: Options, record: Compilation) -> Tools:
 def compile_half(module: fx.GraphModule, name: str, ctx: Ctx) -> Boxed:
     """From a forward or backward graph to a function that runs it."""
     run_passes(POST_GRAD, module.graph, ctx, name)
-    dump_graph(module.graph, ctx, name)
+    label = dump_graph(module.graph, ctx, name)
     with ctx.record.stage(f"{name}/plan", len(module.graph.nodes)) as progress:
-        plan = _plan(module, name, ctx)
+        plan = _plan(module, label, ctx)
         progress.nodes = len(plan.steps)
+    ctx.dump.write(f"{label}_plan.txt", lambda: str(plan))
     with ctx.record.stage(f"{name}/executor", len(plan.steps)):
-        return load_plan(plan, name)
+        run = load_plan(plan, name)
+    ctx.dump.write(f"{label}_program.py", lambda: program_text(plan, run))
+    return run
 
 
 def _plan(module: fx.GraphModule, name: str, ctx: Ctx) -> Plan:
     """With native kernels where the options allow; if they cannot be built, torch runs all."""
     if ctx.options.kernels:
         try:
-            return plan_kernels(module, ctx.record, name)
+            return plan_kernels(module, ctx.record, name, ctx.dump)
         except Exception as error:
             note_fallback(error, ctx.record, ctx.options.strict)
     return make_plan(module)

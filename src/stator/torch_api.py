@@ -200,6 +200,12 @@ def is_view_op(target: Any) -> bool:
     return isinstance(target, OpOverload) and bool(target.is_view)
 
 
+def returns_alias(target: Any) -> bool:
+    """Whether an operator's result may lie in the memory of an argument."""
+    schema = getattr(target, "_schema", None)
+    return schema is None or any(result.alias_info is not None for result in schema.returns)
+
+
 def is_mutable_op(target: Any) -> bool:
     """Whether `target` is an operator that writes to an argument."""
     return isinstance(target, OpOverload) and bool(target._schema.is_mutable)

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from torch import fx
 
+from stator.core.dump import Dump
 from stator.core.events import Compilation
 from stator.core.fuel import Fuel
 from stator.graph.verify import verify
@@ -21,6 +22,12 @@ class Ctx:
     options: Options = field(default_factory=Options)
     fuel: Fuel = field(default_factory=Fuel)
     record: Compilation = field(default_factory=Compilation)
+
+    @property
+    def dump(self) -> Dump:
+        """Where texts go.  One folder a compilation: a program of several graphs has several."""
+        folder = self.options.dump_dir
+        return Dump(None if folder is None else folder / f"compilation_{self.record.number:03}")
 
 
 class GraphPass(Protocol):
@@ -47,25 +54,22 @@ def run_pass(pass_: GraphPass, graph: fx.Graph, ctx: Ctx, name: str) -> int:
     with ctx.record.stage(label, len(graph.nodes)) as progress:
         progress.changed = pass_(graph, ctx)
         progress.nodes = len(graph.nodes)
-    if ctx.options.dump_dir:
-        number = len(ctx.record.stages)
-        _dump(ctx, f"{number:03}_{pass_.__name__}_before", before)
-        _dump(ctx, f"{number:03}_{pass_.__name__}_after", str(graph))
+    number = f"{len(ctx.record.stages):03}"
+    ctx.dump.write(f"{number}_{pass_.__name__}_before.txt", lambda: before)
+    ctx.dump.write(f"{number}_{pass_.__name__}_after.txt", lambda: str(graph))
     if ctx.options.verify:
         verify(graph, after=label)
     return progress.changed
 
 
-def dump_graph(graph: fx.Graph, ctx: Ctx, name: str) -> None:
-    """Keep the text of a finished graph in the record, and in the dump folder."""
-    ctx.record.graphs[name] = str(graph)
-    if ctx.options.dump_dir:
-        _dump(ctx, name.replace("/", "_"), str(graph))
+def dump_graph(graph: fx.Graph, ctx: Ctx, name: str) -> str:
+    """Keep the text of a finished graph in the record, and in the dump folder.
 
-
-def _dump(ctx: Ctx, name: str, text: str) -> None:
-    """One folder a compilation: a program of several graphs has several."""
-    assert ctx.options.dump_dir is not None, "there is somewhere to dump to"
-    folder = ctx.options.dump_dir / f"compilation_{ctx.record.number:03}"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.txt").write_text(text + "\n")
+    Returns the name that it has there: of several with one name, later ones get a number.
+    """
+    graphs = ctx.record.graphs
+    count = sum(known == name or known.startswith(f"{name}_") for known in graphs)
+    label = f"{name}_{count + 1}" if count else name
+    graphs[label] = str(graph)
+    ctx.dump.write(f"{label}.txt", lambda: graphs[label])
+    return label

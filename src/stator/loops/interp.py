@@ -42,6 +42,7 @@ from stator.loops.ir import (
     Within,
 )
 from stator.loops.prims import Prim
+from stator.loops.threefry import threefry
 
 Scalar: TypeAlias = Any  # a numpy scalar of the expression's type
 Array: TypeAlias = "np.ndarray[Any, Any]"
@@ -396,6 +397,14 @@ def _through_f64(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *args: type(args[0])(function(*(np.float64(arg) for arg in args)))
 
 
+def _random_word(which: int) -> Callable[..., Any]:
+    def draw(*args: Scalar) -> Scalar:
+        words = [int(arg) & 0xFFFFFFFF for arg in args]
+        return wrapped(threefry((words[0], words[1]), (words[2], words[3]))[which], np.int32)
+
+    return draw
+
+
 PRIMS: Final[dict[Prim, Callable[..., Any]]] = {
     Prim.ADD: _arithmetic(operator.add, operator.add),
     Prim.SUB: _arithmetic(operator.sub, operator.sub),
@@ -451,4 +460,6 @@ PRIMS: Final[dict[Prim, Callable[..., Any]]] = {
     Prim.ERFC: _through_f64(math.erfc),
     Prim.POW: _through_f64(_power),
     Prim.HYPOT: _through_f64(np.hypot),
+    Prim.THREEFRY_0: _random_word(0),
+    Prim.THREEFRY_1: _random_word(1),
 }

@@ -293,11 +293,19 @@ class Stage(metaclass=Interned):
 
 @dataclass(frozen=True, eq=False)
 class Kernel(metaclass=Interned):
-    """Outer iterations, each running the stages in order."""
+    """Outer iterations, each running the stages in order.
+
+    `shares` are pairs of a buffer that is stored to and one that is read and lies in the same
+    memory: the loads of a point see what was there before its stores.  Text form: `shares new: x`.
+    A kernel over a list runs once for each set of buffers and sizes that it is given.  Text form:
+    `list`.
+    """
 
     name: str
     outer: tuple[Axis, ...]
     stages: tuple[Stage, ...]
+    shares: tuple[tuple[Buffer, Buffer], ...] = ()
+    is_list: bool = False
 
     @cached_property
     def statements(self) -> tuple[Statement, ...]:
@@ -317,7 +325,7 @@ class Kernel(metaclass=Interned):
         for statement in self.statements:
             if isinstance(statement, Store):
                 found += [load.buffer for load in _index_loads(statement.index)]
-        written = set(self.written)
+        written = {*self.written, *(read for _, read in self.shares)}
         return tuple(dict.fromkeys(b for b in found if not b.is_scratch and b not in written))
 
     @cached_property

@@ -265,6 +265,8 @@ class _KernelParser:
     text: str
     scope: _Scope = field(default_factory=_Scope)
     outer: tuple[Axis, ...] = ()
+    shares: list[tuple[Buffer, Buffer]] = field(default_factory=list)
+    is_list: bool = False
     stages: list[tuple[tuple[Axis, ...], list[Statement], bool]] = field(default_factory=list)
 
     def kernel(self) -> Kernel:
@@ -280,7 +282,7 @@ class _KernelParser:
             self.line(line)
             line.end()
         stages = tuple(Stage(inner, tuple(body), scan) for inner, body, scan in self.stages)
-        return Kernel(name, self.outer, stages)
+        return Kernel(name, self.outer, stages, tuple(self.shares), self.is_list)
 
     def line(self, line: _Line) -> None:
         word = line.peek()
@@ -291,6 +293,14 @@ class _KernelParser:
             self.stages.append((self.axes(line), [], word == "scan"))
         elif self.stages:
             self.statement(line)
+        elif word == "list":
+            line.take("list")
+            self.is_list = True
+        elif word == "shares":
+            line.take("shares")
+            written = line.known(self.scope.buffers, "a buffer")
+            line.take(":")
+            self.shares.append((written, line.known(self.scope.buffers, "a buffer")))
         elif word == "outer":
             line.take("outer")
             self.outer = self.axes(line)
@@ -300,7 +310,7 @@ class _KernelParser:
         elif word in ("buffer", "scratch"):
             self.buffer(line)
         else:
-            line.fail("'buffer', 'scratch', 'size', 'outer' or 'stage'")
+            line.fail("'buffer', 'scratch', 'size', 'shares', 'list', 'outer' or 'stage'")
 
     def declare(self, name: str) -> None:
         self.scope.symbols.setdefault(name, Symbol(name))

@@ -78,5 +78,9 @@ class Prim(Enum):
     POW = auto()
     HYPOT = auto()
 
+    # i32: 64 random bits, of (key, key, counter, counter); see threefry.py
+    THREEFRY_0 = auto()  # the first word
+    THREEFRY_1 = auto()  # the second
+
 
 COMPARISONS = frozenset({Prim.EQ, Prim.NE, Prim.LT, Prim.LE, Prim.GT, Prim.GE, Prim.IS_NAN})

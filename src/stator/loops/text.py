@@ -84,6 +84,10 @@ class _Printer:
                     yield f"  {kind} {buffer.name}: {buffer.dtype!r}[{self.index(buffer.size)}]"
         for symbol in self.undeclared():
             yield f"  size {symbol}"
+        if kernel.is_list:
+            yield "  list"
+        for written, read in kernel.shares:
+            yield f"  shares {written.name}: {read.name}"
         if kernel.outer:
             yield f"  outer {self.axes(kernel.outer)}"
         for stage in kernel.stages:

@@ -88,6 +88,7 @@ _TAKES: Final[dict[Prim, Takes]] = {
     **dict.fromkeys(_LOGIC, _is_bool_or_integer),
     **dict.fromkeys((Prim.SHL, Prim.SHR), _is_integer),
     **dict.fromkeys((*_CHOICE, *COMPARISONS), _is_any),
+    **dict.fromkeys((Prim.THREEFRY_0, Prim.THREEFRY_1), lambda dtype: dtype is DType.I32),
 }
 _BINARY: Final = frozenset(
     {Prim.ADD, Prim.SUB, Prim.MUL, Prim.DIV, Prim.MOD, Prim.MIN, Prim.MAX}
@@ -96,6 +97,7 @@ _BINARY: Final = frozenset(
     | {Prim.COPYSIGN, Prim.ATAN2, Prim.POW, Prim.HYPOT}
 )
 _TERNARY: Final = frozenset({Prim.WHERE, Prim.FMA})
+_OF_FOUR: Final = frozenset({Prim.THREEFRY_0, Prim.THREEFRY_1})
 _COMBINES: Final[dict[Combine, Takes]] = {
     Combine.SUM: _is_number,
     Combine.PROD: _is_number,
@@ -108,6 +110,8 @@ _COMBINES: Final[dict[Combine, Takes]] = {
 
 def argument_count(prim: Prim) -> int:
     """How many arguments a primitive takes."""
+    if prim in _OF_FOUR:
+        return 4
     return 3 if prim in _TERNARY else 2 if prim in _BINARY else 1
 
 

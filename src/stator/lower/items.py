@@ -142,6 +142,17 @@ class Extern:
 Item: TypeAlias = Compute | Scatter | Check | Size | Extern
 
 
+def without_unread(items: list[Item], returned: set[str]) -> list[Item]:
+    """`items` without loops whose results nobody reads: rules make all that they might return."""
+    needed, kept = set(returned), []
+    for item in reversed(items):
+        if isinstance(item, Compute | Scatter) and item.name not in needed:
+            continue
+        needed |= item.reads
+        kept.append(item)
+    return kept[::-1]
+
+
 def place_of(point: list[Index] | tuple[Index, ...], stride: tuple[Index, ...]) -> Index:
     """Where the element at a point lies."""
     place = Index.of(0)

@@ -20,8 +20,8 @@ from stator.loops.build import Body, apply, cast, const
 from stator.loops.index import Axis, Index
 from stator.loops.ir import Apply, Buffer, Combine, Expr, IndexValue, Load, loads_of, walk
 from stator.loops.prims import Prim
-from stator.loops.values import Point, Result, Updates, Value, broadcast
-from stator.lower.items import Check, Compute, Extern, Item, Scatter, Size, place_of
+from stator.loops.values import Point, Result, Updates, Value, broadcast, product
+from stator.lower.items import Check, Compute, Extern, Item, Scatter, Size, place_of, without_unread
 from stator.lower.sizes import Sizes
 from stator.lower.split import in_pieces
 from stator.lower.tensors import (
@@ -86,6 +86,7 @@ class Lowering:
             elif node.op == "output":
                 for source in node.all_input_nodes:
                     self.realize(source)
+                self.items = without_unread(self.items, {n.name for n in node.all_input_nodes})
         return self.items
 
     # --- what operators use ---
@@ -228,9 +229,11 @@ class Lowering:
             return "no rule"
         results = node.meta.get("val")
         several = isinstance(results, tuple | list)
-        for result in results if several else (results,):
-            absent = several and result is None  # a gradient that nobody asked for
-            if not absent and (reason := why_unsupported(result, self.sizes)):
+        read = {user.args[1] for user in node.users if user.target is operator.getitem}
+        for position, result in enumerate(results if several else (results,)):
+            reason = why_unsupported(result, self.sizes)
+            absent = several and (result is None or reason == "no elements")
+            if reason is not None and not (absent and position not in read):
                 return reason
         for source in node.all_input_nodes:
             if not isinstance(self.values.get(source), Value | Index):
@@ -298,7 +301,9 @@ class Lowering:
         loads = len(loads_of(expr))
         large = loads > MOST_LOADS or expr.size > MOST_OPERATIONS
         dear = expr.size - loads > CHEAP or _is_dear(expr)
-        if large or (dear and _readers(node) > 1):
+        # A single dear number is computed once, not for each element of what reads it.
+        single = product(value.size).constant == 1
+        if large or (dear and (single or _readers(node) > 1)):
             self.realize(node)
 
     def realize(self, node: fx.Node) -> None:
@@ -306,7 +311,7 @@ class Lowering:
         if node in self.real:
             return
         value = self.values[node]
-        if isinstance(value, tuple):
+        if isinstance(value, tuple) and node.target not in table.VIEW_RULES:
             for user in node.users:
                 self.realize(user)
             return
@@ -314,7 +319,7 @@ class Lowering:
         if isinstance(value, Index):
             self.items.append(Size(node.name, value))
             return
-        if node.target in table.VIEW_RULES:
+        if _is_view(node):
             for source in node.all_input_nodes:
                 self.realize(source)
             self.items.append(Extern(node))
@@ -360,8 +365,8 @@ def _kind(op: Pointwise, node: fx.Node, result: Result) -> DType | None:
 
 
 def _half_of(op: Pointwise, node: fx.Node) -> torch.dtype | None:
-    """The half-precision type that a comparison rounds its numbers to; None elsewhere."""
-    if op.promotion is not Promotion.INPUTS:
+    """The half-precision type that the operator rounds its numbers to; None if it does not."""
+    if op.promotion not in (Promotion.INPUTS, Promotion.ROUNDED):
         return None
     found = {arg.meta["val"].dtype for arg in node.args if isinstance(arg, fx.Node)}
     return next((d for d in found if d in (torch.bfloat16, torch.float16)), None)
@@ -369,6 +374,12 @@ def _half_of(op: Pointwise, node: fx.Node) -> torch.dtype | None:
 
 def _rounded(value: Any, dtype: torch.dtype) -> Any:
     return torch.tensor(value, dtype=dtype).item() if isinstance(value, float) else value
+
+
+def _is_view(node: fx.Node) -> bool:
+    """Whether torch's own result costs nothing: a view, or a part of a tensor that was split."""
+    source = node.args[0] if node.target is operator.getitem else node
+    return isinstance(source, fx.Node) and source.target in table.VIEW_RULES
 
 
 def _readers(node: fx.Node) -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from torch import fx
 
 from stator.codegen.llvm.backend import load_kernels
 from stator.core.dtypes import TORCH_DTYPES
+from stator.core.dump import Dump
 from stator.core.events import Compilation
 from stator.loops.index import Index
 from stator.loops.ir import Kernel
@@ -16,6 +17,13 @@ from stator.loops.values import Value
 from stator.lower.items import Check, Compute, Extern, Scatter, Size
 from stator.lower.lower import Lowering
 from stator.lower.tensors import layout_of
+from stator.runtime.dump import (
+    assembly_text,
+    kernels_text,
+    llvm_text,
+    loops_text,
+    schedule_text,
+)
 from stator.runtime.plan import (
     Allocation,
     Call,
@@ -26,17 +34,23 @@ from stator.runtime.plan import (
     Plan,
     Require,
     Step,
+    Together,
     attribute,
 )
+from stator.runtime.together import join_launches
 from stator.schedule.build import build_kernel
 from stator.schedule.canonical import Canonical, canonical
 from stator.schedule.fuse import Group, fuse
+from stator.schedule.in_place import update_in_place
 
 
-def plan_kernels(module: fx.GraphModule, record: Compilation, name: str) -> Plan:
+def plan_kernels(module: fx.GraphModule, record: Compilation, name: str, dump: Dump) -> Plan:
     """A plan in which fused loops run as native kernels."""
     lowering = Lowering(module)
-    fused = fuse(lowering.run(), lowering.sizes)
+    items = lowering.run()
+    dump.write(f"{name}_loops.txt", lambda: loops_text(items))
+    fused = fuse(items, lowering.sizes)
+    dump.write(f"{name}_schedule.txt", lambda: schedule_text(fused))
     record.notes += [f"{name}: not fused: {reason}" for reason in fused.refusals]
     record.notes += [
         f"{name}: {node} stays with torch: {reason}" for node, reason in lowering.reasons.items()
@@ -48,13 +62,24 @@ def plan_kernels(module: fx.GraphModule, record: Compilation, name: str) -> Plan
         for number, group in enumerate(fused.groups)
         if group.alone is None or isinstance(group.alone, Scatter)
     }
-    nameless = [canonical(kernel) for kernel in kernels.values()]
-    entries = load_kernels([found.kernel for found in nameless])
+    returned = {node.name for node in output.all_input_nodes}
+    updates = update_in_place(fused.groups, kernels, lowering.sizes, returned)
+    nameless = [canonical(kernel) for kernel in updates.kernels.values()]
+    _dump_kernels(dump, name, list(updates.kernels.values()), nameless)
     launches = {
-        group: _launch(group, kernel, found, entry)
-        for (group, kernel), found, entry in zip(kernels.items(), nameless, entries, strict=True)
+        group: _launch(group, kernel, found, updates.targets)
+        for (group, kernel), found in zip(updates.kernels.items(), nameless, strict=True)
     }
-    steps = [launches.get(group) or _alone(module, group) for group in fused.groups]
+    steps = join_launches(
+        [
+            launches.get(group) or _alone(module, group)
+            for group in fused.groups
+            if group not in updates.copies
+        ],
+        lowering.sizes.hint,
+    )
+    wanted_code = [step.nameless for step in steps if isinstance(step, Launch | Together)]
+    entries = dict(zip(wanted_code, load_kernels(wanted_code), strict=True))
     placeholders = [node.name for node in module.graph.find_nodes(op="placeholder")]
     return Plan(
         tuple(placeholders),
@@ -62,7 +87,15 @@ def plan_kernels(module: fx.GraphModule, record: Compilation, name: str) -> Plan
         output.args[0],
         _layouts(lowering),
         {symbol.name: source for symbol, source in lowering.sizes.sources.items()},
+        entries,
     )
+
+
+def _dump_kernels(dump: Dump, name: str, kernels: list[Kernel], nameless: list[Canonical]) -> None:
+    """Before they are compiled: what LLVM refuses can be read."""
+    dump.write(f"{name}_kernels.txt", lambda: kernels_text(kernels))
+    dump.write(f"{name}.ll", lambda: llvm_text(kernels, nameless))
+    dump.write(f"{name}.s", lambda: assembly_text(kernels, nameless))
 
 
 def _layouts(lowering: Lowering) -> dict[str, tuple[tuple[Index, ...], torch.dtype]]:
@@ -91,7 +124,7 @@ def _read_outside(groups: list[Group], output: fx.Node) -> dict[Group, set[str]]
     }
 
 
-def _launch(group: Group, kernel: Kernel, found: Canonical, entry: Any) -> Launch:
+def _launch(group: Group, kernel: Kernel, found: Canonical, targets: Mapping[str, str]) -> Launch:
     written = {buffer.name for buffer in kernel.written}
     if isinstance(group.alone, Scatter):
         work = group.alone.work * (1 + group.alone.value.size)
@@ -100,10 +133,11 @@ def _launch(group: Group, kernel: Kernel, found: Canonical, entry: Any) -> Launc
     allocations = tuple(
         Allocation(m.name, m.size, m.stride, _torch_dtype(m))
         for m in group.members
-        if m.name in written
+        if m.name in written and m.name not in targets
     )
-    names = tuple(buffer.name for buffer in found.buffers)
-    return Launch(kernel, entry, names, found.sizes, allocations, work)
+    names = tuple(targets.get(buffer.name, buffer.name) for buffer in found.buffers)
+    stored = tuple(targets[m.name] for m in group.members if m.name in targets)
+    return Launch(kernel, found.kernel, names, found.sizes, allocations, work, stored)
 
 
 def _alone(module: fx.GraphModule, group: Group) -> Step:

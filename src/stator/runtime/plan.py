@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import torch
 from torch import fx
 
 from stator.loops.index import Index
+from stator.loops.ir import Kernel
+from stator.torch_api import is_mutable_op
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,11 @@ class Call:
         fx.map_arg((self.args, self.kwargs), lambda node: found.append(node.name))
         return tuple(found)
 
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """Names whose memory it may change."""
+        return self.takes if is_mutable_op(self.target) else ()
+
     def __str__(self) -> str:
         given = [str(arg) for arg in self.args] + [f"{k}={v}" for k, v in self.kwargs.items()]
         return f"{self.name} = {self.target}({', '.join(given)})"
@@ -55,6 +62,11 @@ class Constant:
         """Names it reads: none."""
         return ()
 
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """Inputs that it stores into: none."""
+        return ()
+
     def __str__(self) -> str:
         return f"{self.name} = constant {type(self.value).__name__}"
 
@@ -73,12 +85,13 @@ class Allocation:
 class Launch:
     """Run a native kernel.  Text form: `a, b = kernel_0(a, b, x, y)`."""
 
-    kernel: Any
-    entry: Any
+    kernel: Kernel
+    nameless: Kernel  # the same kernel for all that compute the same
     arguments: tuple[str, ...]
     sizes: tuple[Index, ...]
     allocations: tuple[Allocation, ...]
     work: Index  # operations; few are not worth several threads
+    writes: tuple[str, ...]  # inputs that it stores into
 
     @property
     def makes(self) -> tuple[str, ...]:
@@ -94,6 +107,41 @@ class Launch:
         given = [*self.arguments, *(str(size) for size in self.sizes)]
         made = f"{', '.join(self.makes)} = " if self.makes else ""
         return f"{made}{self.kernel.name}({', '.join(given)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Run one kernel over a list.  Text form: `together: a = kernel_0(…); b = kernel_1(…)`."""
+
+    launches: tuple[Launch, ...]
+
+    @property
+    def nameless(self) -> Kernel:
+        """The kernel that runs."""
+        return replace(self.launches[0].nameless, is_list=True)
+
+    @property
+    def makes(self) -> tuple[str, ...]:
+        """Names it gives."""
+        return tuple(name for launch in self.launches for name in launch.makes)
+
+    @property
+    def takes(self) -> tuple[str, ...]:
+        """Names it reads."""
+        return tuple(name for launch in self.launches for name in launch.takes)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """Inputs that it stores into."""
+        return tuple(name for launch in self.launches for name in launch.writes)
+
+    @property
+    def work(self) -> Index:
+        """Operations of all."""
+        return sum((launch.work for launch in self.launches), Index.of(0))
+
+    def __str__(self) -> str:
+        return f"together: {'; '.join(str(launch) for launch in self.launches)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +161,11 @@ class Require:
     def takes(self) -> tuple[str, ...]:
         """The flag."""
         return (self.flag,)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """Inputs that it stores into: none."""
+        return ()
 
     def __str__(self) -> str:
         return f"require {self.flag} == 0: {self.message}"
@@ -135,6 +188,11 @@ class Number:
         """Names it reads: none."""
         return ()
 
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """Inputs that it stores into: none."""
+        return ()
+
     def __str__(self) -> str:
         return f"{self.name} = {self.index}"
 
@@ -155,11 +213,16 @@ class Free:
         """Names it reads: none."""
         return ()
 
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """Inputs that it stores into: none."""
+        return ()
+
     def __str__(self) -> str:
         return f"free {', '.join(self.names)}"
 
 
-Step: TypeAlias = Call | Constant | Launch | Require | Number | Free
+Step: TypeAlias = Call | Constant | Launch | Together | Require | Number | Free
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +235,7 @@ class Plan:
     # Strides and types that kernels rely on: some operators lay results as nobody foretold.
     layouts: Mapping[str, tuple[tuple[Index, ...], torch.dtype]] = field(default_factory=dict)
     sizes: Mapping[str, str] = field(default_factory=dict)  # symbol -> where the inputs show it
+    entries: Mapping[Kernel, Any] = field(default_factory=dict)  # nameless kernel -> machine code
 
     def __str__(self) -> str:
         body = "".join(f"  {step}\n" for step in self.steps)

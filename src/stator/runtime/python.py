@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import operator
 from typing import Any, Final
 
@@ -11,7 +12,7 @@ from torch import fx
 from stator.core.source import Source
 from stator.core.torch_types import Boxed
 from stator.loops.index import Index
-from stator.runtime.plan import Call, Constant, Free, Launch, Number, Plan, Require
+from stator.runtime.plan import Call, Constant, Free, Launch, Number, Plan, Require, Step, Together
 from stator.torch_api import entry_of
 
 WORTH_THREADS: Final = 1 << 16  # points times operations; below, forking costs more than it gains
@@ -28,47 +29,78 @@ def load_plan(plan: Plan, label: str) -> Boxed:
         source.add(f"{symbol} = {shown}")
     settled: set[str] = set()  # tensors whose strides were looked at
     for step in plan.steps:
-        match step:
-            case Launch():
-                _launch(source, plan, step, settled)
-            case Call():
-                source.add(f"{step.name} = {_call(source, step)}")
-            case Constant():
-                source.add(f"{step.name} = {source.bind(step.value, 'constant')}")
-            case Number():
-                source.add(f"{step.name} = {step.index}")
-            case Require():
-                source.add(f"if {step.flag}.item():")
-                error = source.bind(step.error, "error")
-                source.add(f"raise {error}({source.literal(step.message)})", 2)
-            case Free():
-                source.add(f"del {', '.join(step.names)}")
+        _step(source, plan, step, settled)
     source.add(f"return {_value(source, tuple(plan.outputs))}")
     run: Boxed = source.load(label)["run"]
     return run
 
 
+def _step(source: Source, plan: Plan, step: Step, settled: set[str]) -> None:
+    match step:
+        case Launch():
+            _launch(source, plan, step, settled)
+        case Together():
+            _launch_together(source, plan, step, settled)
+        case Call():
+            source.add(f"{step.name} = {_call(source, step)}")
+        case Constant():
+            source.add(f"{step.name} = {source.bind(step.value, 'constant')}")
+        case Number():
+            source.add(f"{step.name} = {step.index}")
+        case Require():
+            source.add(f"if {step.flag}.item():")
+            error = source.bind(step.error, "error")
+            source.add(f"raise {error}({source.literal(step.message)})", 2)
+        case Free():
+            source.add(f"del {', '.join(step.names)}")
+
+
 def _launch(source: Source, plan: Plan, step: Launch, settled: set[str]) -> None:
     """Make the outputs, then run the kernel on addresses."""
+    _prepare(source, plan, step, settled)
+    threads = source.bind(torch.get_num_threads, "threads")
+    given = [*_given(step), _threads(step.work, f"{threads}()")]
+    source.add(f"{source.bind(plan.entries[step.nameless], 'kernel')}({', '.join(given)})")
+
+
+def _launch_together(source: Source, plan: Plan, step: Together, settled: set[str]) -> None:
+    """The same over a list: a table of addresses and sizes, one line for each."""
+    for launch in step.launches:
+        _prepare(source, plan, launch, settled)
+    threads = source.bind(torch.get_num_threads, "threads")
+    cells = [cell for launch in step.launches for cell in _given(launch)]
+    table = source.bind(ctypes.c_int64 * len(cells), "table")
+    entry = source.bind(plan.entries[step.nameless], "kernel")
+    given = f"{len(step.launches)}, {_threads(step.work, f'{threads}()')}"
+    source.add(f"{entry}({table}({', '.join(cells)}), {given})")
+
+
+def _prepare(source: Source, plan: Plan, step: Launch, settled: set[str]) -> None:
+    """Tensors as the kernel expects them, and those that it makes."""
     for name in step.takes:
         if name in plan.layouts and name not in settled:
             settled.add(name)
             stride, dtype = _tuple(plan.layouts[name][0]), source.literal(plan.layouts[name][1])
-            fix = source.bind(as_planned, "as_planned")
+            fix = source.bind(refuse if name in step.writes else as_planned, "as_planned")
             source.add(f"if {name}.stride() != {stride} or {name}.dtype is not {dtype}:")
             source.add(f"{name} = {fix}({name}, {stride}, {dtype})", 2)
-    empty, threads = (
-        source.bind(torch.empty_strided, "empty"),
-        source.bind(torch.get_num_threads, "threads"),
-    )
+    empty = source.bind(torch.empty_strided, "empty")
     for made in step.allocations:
         shape = f"{_tuple(made.size)}, {_tuple(made.stride)}"
         source.add(f"{made.name} = {empty}({shape}, dtype={source.bind(made.dtype, 'dtype')})")
     settled.update(step.makes)
-    given = [f"{name}.data_ptr()" for name in step.arguments]
-    given += [str(size) for size in step.sizes]
-    given.append(_threads(step.work, f"{threads}()"))
-    source.add(f"{source.bind(step.entry, 'kernel')}({', '.join(given)})")
+
+
+def _given(step: Launch) -> list[str]:
+    return [*(f"{name}.data_ptr()" for name in step.arguments), *(str(n) for n in step.sizes)]
+
+
+def refuse(tensor: torch.Tensor, stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """An input that is stored into cannot be replaced by a copy."""
+    raise RuntimeError(
+        f"an input of strides {tuple(tensor.stride())} and type {tensor.dtype} came where "
+        f"{stride} and {dtype} were compiled for; compile the function again for it"
+    )
 
 
 def _threads(work: Index, all_of_them: str) -> str:

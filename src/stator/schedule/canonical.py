@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
 from stator.loops.access import indices
 from stator.loops.index import Axis, Index, Leaf, Symbol
 from stator.loops.ir import Accumulate, Buffer, Expr, Kernel, Load, Stage, Statement, Store
 from stator.schedule.rewrite import rewritten, rewritten_index
+
+LONG_ENOUGH: Final = 64  # a loop for which knowing the length changes nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +25,15 @@ class Canonical:
 
 def canonical(kernel: Kernel) -> Canonical:
     """`kernel` with its buffers and symbols named by position; equal ones are one object."""
+    kernel, length = _of_any_length(kernel)
     arguments = (*kernel.written, *kernel.read)
     symbols = _symbols(kernel)
     named: dict[Leaf, Index] = {s: Index.of(Symbol(f"n{i:03}")) for i, s in enumerate(symbols)}
     axes = {axis: Axis(axis.name, axis.size.replaced(named)) for axis in _axes(kernel)}
     renaming = _Renaming(
-        _renamed(arguments, "a") | _renamed(kernel.scratch, "t", named),
+        _renamed(arguments, "a")
+        | _renamed(tuple(old for _, old in kernel.shares), "b")
+        | _renamed(kernel.scratch, "t", named),
         named | {old: Index.of(new) for old, new in axes.items() if old is not new},
     )
     stages = tuple(
@@ -38,11 +44,35 @@ def canonical(kernel: Kernel) -> Canonical:
         )
         for stage in kernel.stages
     )
-    renamed = Kernel("kernel", tuple(axes[axis] for axis in kernel.outer), stages)
+    outer = tuple(axes[axis] for axis in kernel.outer)
+    shares = tuple((renaming.buffers[new], renaming.buffers[old]) for new, old in kernel.shares)
+    renamed = Kernel("kernel", outer, stages, shares, kernel.is_list)
     # In the order of the renamed kernel: terms of an index are sorted by names, gathers among them.
     old = {new: buffer for buffer, new in renaming.buffers.items()}
     arguments = tuple(old[buffer] for buffer in (*renamed.written, *renamed.read))
-    return Canonical(renamed, arguments, tuple(Index.of(symbol) for symbol in symbols))
+    sizes = tuple(length.get(symbol, Index.of(symbol)) for symbol in symbols)
+    return Canonical(renamed, arguments, sizes)
+
+
+def _of_any_length(kernel: Kernel) -> tuple[Kernel, dict[Symbol, Index]]:
+    """A kernel of one flat loop, with its length as a symbol: others differ in nothing else."""
+    if len(kernel.outer) != 1 or any(stage.inner for stage in kernel.stages):
+        return kernel, {}
+    (axis,) = kernel.outer
+    length = axis.size.constant
+    if length is None or length < LONG_ENOUGH:
+        return kernel, {}
+    symbol = Symbol("length")
+    anew = Axis(axis.name, Index.of(symbol))
+    at: dict[Leaf, Index] = {axis: Index.of(anew)}
+    body = tuple(_moved(s, at) for s in kernel.statements)
+    return replace(kernel, outer=(anew,), stages=(Stage((), body),)), {symbol: Index.of(length)}
+
+
+def _moved(statement: Statement, at: Mapping[Leaf, Index]) -> Statement:
+    assert isinstance(statement, Store), "a flat loop accumulates nothing"
+    value, index = statement.value.replaced(at), statement.index.replaced(at)
+    return Store(statement.buffer, index, value, statement.combine)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +95,10 @@ class _Renaming:
 def _renamed(
     buffers: tuple[Buffer, ...], letter: str, sizes: Mapping[Leaf, Index] | None = None
 ) -> dict[Buffer, Buffer]:
-    """Buffers named by position; the lengths of arguments that are symbolic are nobody's matter."""
+    """Buffers named by position; how long arguments are is not the kernel's matter."""
     found = {}
     for number, buffer in enumerate(buffers):
-        size = buffer.size.replaced(sizes) if sizes is not None else buffer.size
-        if sizes is None and size.constant is None:
-            size = Index.of(0)
+        size = Index.of(0) if sizes is None else buffer.size.replaced(sizes)
         found[buffer] = Buffer(f"{letter}{number}", buffer.dtype, size, buffer.is_scratch)
     return found
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from typing import Final
 
 from stator.graph.edit import is_effect
@@ -17,6 +18,7 @@ from stator.schedule.rows import Rows, assign
 from stator.torch_api import is_mutable_op, is_random_op
 
 MOST_MEMBERS: Final = 48
+MOST_NEIGHBOURS: Final = 4  # groups that are asked, of those that read the same memory
 
 
 @dataclass(eq=False)
@@ -60,6 +62,7 @@ class _Fuser:
         self.groups: list[Group] = []
         self.needs: list[int] = []  # bit sets of groups that each group waits for, all the way
         self.home: dict[str, int] = {}  # name -> group that makes it
+        self.readers: dict[str, list[int]] = {}  # name -> groups of loops that read it
         self.refusals: list[str] = []
         self.effects: list[int] = []  # the last call with an effect: they keep their order
 
@@ -112,19 +115,25 @@ class _Fuser:
             group.rows = rows
             group.members.append(item)
             self.home[item.name] = number
+            self._note_reads(number, item)
             self._depend(number, sources)
             return
         rows, reason = assign([item])
         assert rows is not None, reason
         self._append(Group([item], rows), sources, item.name)
+        self._note_reads(len(self.groups) - 1, item)
+
+    def _note_reads(self, number: int, item: Compute) -> None:
+        for name in item.reads:
+            known = self.readers.setdefault(name, [])
+            if number not in known:
+                known.append(number)
 
     def _candidates(self, item: Compute, sources: set[int]) -> set[int]:
         """Groups that make something it reads, or read the same memory."""
         found = {number for number in sources if self.groups[number].alone is None}
-        reads = item.reads
-        for number, group in enumerate(self.groups[-8:], max(len(self.groups) - 8, 0)):
-            if group.alone is None and any(reads & member.reads for member in group.members):
-                found.add(number)
+        for name in item.reads:
+            found.update(self.readers.get(name, ())[-MOST_NEIGHBOURS:])
         return found
 
     def _saving(self, item: Compute) -> Callable[[int], int]:
@@ -155,13 +164,15 @@ class _Fuser:
     def _ordered(self) -> list[Group]:
         """Groups so that each stands behind those it waits for; else in the order they began."""
         order: list[Group] = []
+        waiting = {number: needs for number, needs in enumerate(self.needs) if needs}
+        ready = [number for number, needs in enumerate(self.needs) if not needs]
         done = 0
-        waiting = list(range(len(self.groups)))
-        while waiting:
-            ready = [n for n in waiting if self.needs[n] & ~done == 0]
-            assert ready, "groups wait for each other"
-            for number in ready:
-                order.append(self.groups[number])
-                done |= 1 << number
-            waiting = [n for n in waiting if not done >> n & 1]
+        while ready:
+            number = heappop(ready)
+            order.append(self.groups[number])
+            done |= 1 << number
+            for other in [n for n, needs in waiting.items() if needs & ~done == 0]:
+                del waiting[other]
+                heappush(ready, other)
+        assert not waiting, "groups wait for each other"
         return order

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from stator.codegen.llvm import jit
@@ -17,10 +18,7 @@ def load_kernels(kernels: Sequence[Kernel]) -> list[Any]:
     fresh = [kernel for kernel in dict.fromkeys(kernels) if kernel not in _compiled]
     if fresh:
         first = len(_compiled)
-        named = [
-            Kernel(f"kernel_{first + i}", kernel.outer, kernel.stages)
-            for i, kernel in enumerate(fresh)
-        ]
+        named = [replace(kernel, name=f"kernel_{first + i}") for i, kernel in enumerate(fresh)]
         module = jit.load(named)
         _modules.append(module)
         for kernel, own in zip(fresh, named, strict=True):

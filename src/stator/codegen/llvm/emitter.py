@@ -73,7 +73,8 @@ def _steady_choices(
             if outcome is not None:
                 stack.append(node.inside if outcome else node.outside)
                 continue
-            if axis not in node.index.axes and not _is_computed(node.index):
+            axes = node.index.axes | node.limit.axes
+            if axis not in axes and not _is_computed(node.index):
                 found[node.index, node.limit] = None
         stack += reversed(children(node))
     return list(found)
@@ -287,6 +288,8 @@ class Emitter:
 
     def _address(self, buffer: Buffer, index: Index) -> str:
         offset = self.index(index)
+        for written, read in self.kernel.shares:
+            buffer = written if buffer is read else buffer
         return self.w.let(f"getelementptr {MEMORY[buffer.dtype]}, ptr %{buffer.name}, i64 {offset}")
 
     def index(self, index: Index) -> str:

@@ -3,6 +3,8 @@
 NAME_rows(buffers…, sizes…, begin, end)  the loops, over a stretch of the outer iterations
 NAME_thread(task)                        what one thread of a parallel region runs
 NAME(buffers…, sizes…, threads)          entry: alone, or in torch's own OpenMP pool
+
+A kernel over a list has another entry: list_entry.py.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 from stator.codegen.llvm.columns import Columns
 from stator.codegen.llvm.emitter import Emitter
 from stator.codegen.llvm.flat import Flat
+from stator.codegen.llvm.list_entry import call_rows, emit_list, parameters_of
 from stator.codegen.llvm.rows import Rows
 from stator.codegen.llvm.shape import arguments_of, is_columnar, outer_count, symbols_of
 from stator.codegen.llvm.writer import Writer
@@ -18,6 +21,8 @@ from stator.loops.ir import Kernel
 
 def emit_kernel(kernel: Kernel) -> str:
     """LLVM text of the three functions, without the math that they call."""
+    if kernel.is_list:
+        return "\n".join((_rows(kernel), emit_list(kernel)))
     return "\n".join((_rows(kernel), _thread(kernel), _entry(kernel)))
 
 
@@ -43,21 +48,10 @@ def _shape_of(kernel: Kernel) -> type[Columns] | type[Rows] | type[Flat]:
     return Rows if any(stage.inner for stage in kernel.stages) else Flat
 
 
-def _parameters(kernel: Kernel) -> list[tuple[str, str]]:
-    """Type and name of what the loops take before the stretch."""
-    buffers = [("ptr", buffer.name) for buffer in arguments_of(kernel)]
-    return buffers + [("i64", symbol.name) for symbol in symbols_of(kernel)]
-
-
-def _call_rows(kernel: Kernel, w: Writer, begin: str, end: str) -> None:
-    given = [f"{kind} %{name}" for kind, name in _parameters(kernel)]
-    w.line(f"call void @{kernel.name}_rows({', '.join([*given, f'i64 {begin}', f'i64 {end}'])})")
-
-
 def _thread(kernel: Kernel) -> str:
     """One thread's share: an equal stretch of the outer iterations."""
     w = Writer()
-    parameters = [*_parameters(kernel), ("i64", "count")]
+    parameters = [*parameters_of(kernel), ("i64", "count")]
     for position, (kind, name) in enumerate(parameters):
         place = w.let(f"getelementptr i64, ptr %task, i64 {position}")
         w.line(f"%{name} = load {kind}, ptr {place}")
@@ -68,7 +62,7 @@ def _thread(kernel: Kernel) -> str:
     begin = w.let(f"udiv i64 {low}, {all_}")
     high = w.let(f"add i64 {low}, %count")
     end = w.let(f"udiv i64 {high}, {all_}")
-    _call_rows(kernel, w, begin, end)
+    call_rows(kernel, w, begin, end)
     w.line("ret void")
     head = f"define internal void @{kernel.name}_thread(ptr %task) #0 {{\nentry:"
     return "\n".join((head, *w.lines, "}"))
@@ -81,10 +75,10 @@ def _entry(kernel: Kernel) -> str:
     alone = w.let("icmp sle i32 %threads, 1")
     w.line(f"br i1 {alone}, label %serial, label %parallel")
     w.open_block("serial")
-    _call_rows(kernel, w, "0", count)
+    call_rows(kernel, w, "0", count)
     w.line("ret void")
     w.open_block("parallel")
-    parameters = _parameters(kernel)
+    parameters = parameters_of(kernel)
     task = w.let(f"alloca [{len(parameters) + 1} x i64], align 8")
     for position, (kind, value) in enumerate(
         [*((kind, f"%{name}") for kind, name in parameters), ("i64", count)]

@@ -48,6 +48,9 @@ class Flat(Emitter):
             self._body(self.kernel.stages)
 
     def _body(self, stages: tuple[Stage, ...]) -> None:
+        if self.kernel.shares:  # all loads before the first store
+            for statement in self.kernel.statements:
+                self.value(statement.value)
         for stage in stages:
             for statement in stage.body:
                 assert isinstance(statement, Store), "a flat kernel accumulates nothing"

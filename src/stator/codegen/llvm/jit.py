@@ -85,7 +85,9 @@ def load(kernels: Iterable[Kernel]) -> Module:
 
 
 def _signature(kernel: Kernel) -> Any:
-    """What ctypes must know: addresses of buffers, sizes, threads."""
+    """What ctypes must know: addresses of buffers, sizes, threads; of a list: where, how long."""
+    if kernel.is_list:
+        return ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32)
     buffers = [ctypes.c_void_p] * len(arguments_of(kernel))
     sizes = [ctypes.c_int64] * len(symbols_of(kernel))
     return ctypes.CFUNCTYPE(None, *buffers, *sizes, ctypes.c_int32)

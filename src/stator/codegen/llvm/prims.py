@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from stator.codegen.llvm import math
+from stator.codegen.llvm.threefry import emit_threefry
 from stator.codegen.llvm.types import register
 from stator.codegen.llvm.writer import Writer
 from stator.core.dtypes import DType
@@ -181,4 +182,6 @@ _INTEGER: Final[dict[Prim, Emit]] = {
     Prim.NOT: lambda w, args, dtype: w.let(f"xor {register(dtype)} {args[0]}, -1"),
     Prim.SHL: _shift(left=True),
     Prim.SHR: _shift(left=False),
+    Prim.THREEFRY_0: lambda w, args, dtype: emit_threefry(w, args)[0],
+    Prim.THREEFRY_1: lambda w, args, dtype: emit_threefry(w, args)[1],
 }
