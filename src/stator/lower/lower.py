@@ -292,8 +292,8 @@ class Lowering:
 
     def _keep_if_dear(self, node: fx.Node) -> None:
         value = self.values[node]
-        if not isinstance(value, Value):
-            return
+        if not isinstance(value, Value) or node.target in table.VIEW_RULES:
+            return  # a view computes nothing: its source was asked
         point = point_of(axes_of("probe", "o", value.size))
         expr = value.load(point)
         if isinstance(expr, Load):

@@ -25,6 +25,8 @@ from stator.loops.values import flat, product, unflat
 from stator.lower.items import Compute, Scatter
 from stator.lower.sizes import Sizes
 from stator.schedule.coalesce import coalesce
+from stator.schedule.columns import COLUMNS, is_columnar
+from stator.schedule.columns import LARGEST_SCRATCH as COLUMNS_SCRATCH
 from stator.schedule.fuse import Group
 from stator.schedule.rewrite import rewritten, substitute
 from stator.schedule.rows import coordinates, position, row_number
@@ -49,7 +51,9 @@ def build_kernel(name: str, group: Group, wanted: set[str], sizes: Sizes) -> Ker
         if member.inner and member.name in wanted:
             stages.append(_stored_result(member, group.rows[member.name], row, made[member.name]))
     stages = _merge(stages)
-    kernel = Kernel(name, outer, tuple(_localize(stages, group, wanted, sizes)))
+    whole = Kernel(name, outer, tuple(stages))
+    limit = COLUMNS_SCRATCH // COLUMNS if is_columnar(whole) else LARGEST_SCRATCH
+    kernel = Kernel(name, outer, tuple(_localize(stages, group, wanted, sizes, limit)))
     return split_choices(coalesce(in_memory_order(kernel, sizes)), sizes)
 
 
@@ -155,7 +159,9 @@ def _exact(values: Mapping[Buffer, Expr], load: Load) -> Expr | None:
 # --- buffers that nobody else reads ---
 
 
-def _localize(stages: list[Stage], group: Group, wanted: set[str], sizes: Sizes) -> list[Stage]:
+def _localize(
+    stages: list[Stage], group: Group, wanted: set[str], sizes: Sizes, limit: int
+) -> list[Stage]:
     """Keep what is only read here beside the row, or not at all."""
     read = {load.buffer.name for s in stages for st in s.body for load in loads_of(st.value)}
     local: dict[str, _Local] = {}
@@ -167,7 +173,7 @@ def _localize(stages: list[Stage], group: Group, wanted: set[str], sizes: Sizes)
         width = product([member.size[d] for d in rest])
         if member.name not in read:
             dropped.add(member.name)
-        elif sizes.hint(width) * member.buffer.dtype.bytes <= LARGEST_SCRATCH:
+        elif sizes.hint(width) * member.buffer.dtype.bytes <= limit:
             buffer = Buffer(f"{member.name}_row", member.buffer.dtype, width, True)
             local[member.name] = _Local(member, buffer, rest)
     return [kept for s in stages if (kept := _with_scratch(s, local, dropped)) is not None]

@@ -8,20 +8,22 @@ from typing import Final
 
 from stator.codegen.llvm.emitter import PRIM_OF, VECTOR_BYTES, Emitter, neutral
 from stator.codegen.llvm.prims import emit_prim
-from stator.codegen.llvm.shape import COLUMNS
 from stator.codegen.llvm.sums import count_of, is_direct, total_type
 from stator.codegen.llvm.types import MEMORY, convert, to_memory
 from stator.core.dtypes import DType
 from stator.loops.index import (
     Axis,
+    Index,
 )
 from stator.loops.ir import (
     Accumulate,
     Accumulated,
+    Buffer,
     Combine,
     Stage,
     Store,
 )
+from stator.schedule.columns import COLUMNS
 
 STRETCH: Final = 16  # rows that one partial sum of a column takes in
 
@@ -69,6 +71,23 @@ class Columns(Emitter):
 
     def _row(self, dtype: DType) -> Row:
         return Row(self.w.let(f"alloca [{COLUMNS} x {MEMORY[dtype]}], align 64"), dtype)
+
+    def open_scratch(self, buffer: Buffer) -> None:
+        """Memory for one block of columns: all that they keep at a place lies together."""
+        kind, size = MEMORY[buffer.dtype], buffer.size.constant
+        if size is not None:
+            self.w.line(f"%{buffer.name} = alloca [{size * COLUMNS} x {kind}], align 64")
+            return
+        line = COLUMNS * buffer.dtype.bytes
+        length = self.w.let(f"mul i64 {self.index(buffer.size)}, {line}")
+        self.w.line(f"%{buffer.name} = call ptr @malloc(i64 {length})")
+
+    def _address(self, buffer: Buffer, index: Index) -> str:
+        if not buffer.is_scratch:
+            return Emitter._address(self, buffer, index)
+        line = self.w.let(f"mul i64 {self.index(index)}, {COLUMNS}")
+        place = self.w.let(f"add i64 {line}, {self.lane}")
+        return self.w.let(f"getelementptr {MEMORY[buffer.dtype]}, ptr %{buffer.name}, i64 {place}")
 
     def _accumulated(self, expr: Accumulated) -> str:
         row = self.totals[expr.name]

@@ -14,9 +14,12 @@ from stator.codegen.llvm.emitter import Emitter
 from stator.codegen.llvm.flat import Flat
 from stator.codegen.llvm.list_entry import call_rows, emit_list, parameters_of
 from stator.codegen.llvm.rows import Rows
-from stator.codegen.llvm.shape import arguments_of, is_columnar, outer_count, symbols_of
+from stator.codegen.llvm.scans import Scans, is_scan
+from stator.codegen.llvm.shape import arguments_of, outer_count, symbols_of, transposed
+from stator.codegen.llvm.tiles import Tiles
 from stator.codegen.llvm.writer import Writer
 from stator.loops.ir import Kernel
+from stator.schedule.columns import is_columnar
 
 
 def emit_kernel(kernel: Kernel) -> str:
@@ -38,14 +41,19 @@ def _rows(kernel: Kernel) -> str:
     for buffer in kernel.scratch:
         emitter.close_scratch(buffer)
     emitter.w.line("ret void")
-    head = f"define internal void @{kernel.name}_rows({', '.join(parameters)}) #0 {{\nentry:"
+    # Two functions call it.  Inlined into both, it would be optimized three times.
+    head = (
+        f"define internal void @{kernel.name}_rows({', '.join(parameters)}) noinline #0 {{\nentry:"
+    )
     return "\n".join((head, *emitter.w.lines, "}"))
 
 
 def _shape_of(kernel: Kernel) -> type[Columns] | type[Rows] | type[Flat]:
     if is_columnar(kernel):
         return Columns
-    return Rows if any(stage.inner for stage in kernel.stages) else Flat
+    if any(stage.inner for stage in kernel.stages):
+        return Scans if is_scan(kernel) else Rows
+    return Flat if transposed(kernel) is None else Tiles
 
 
 def _thread(kernel: Kernel) -> str:

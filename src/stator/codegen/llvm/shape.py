@@ -16,18 +16,20 @@ from stator.loops.index import (
     Symbol,
 )
 from stator.loops.ir import (
-    Accumulate,
     Apply,
     Buffer,
     Combine,
     Kernel,
+    Load,
     Statement,
     Store,
-    loads_of,
+    Within,
 )
 from stator.loops.prims import Prim
+from stator.loops.values import product
+from stator.schedule.columns import COLUMNS, is_columnar
 
-COLUMNS: Final = 512  # columns that one outer block of a column reduction handles
+SIDE: Final = 16  # of a tile, in elements; for f32 its row is one cache line
 
 
 def needed_math(statements: Iterable[Statement]) -> set[tuple[Prim, DType]]:
@@ -60,8 +62,8 @@ def symbols_of(kernel: Kernel) -> tuple[Symbol, ...]:
 
 
 def _collect(index: Index, found: dict[Symbol, None]) -> None:
-    for product, _ in index.terms:
-        for atom in product:
+    for atoms, _ in index.terms:
+        for atom in atoms:
             if isinstance(atom, Symbol):
                 found[atom] = None
             elif isinstance(atom, Quotient | Remainder):
@@ -86,33 +88,42 @@ def has_vectors(body: Sequence[Statement], axis: Axis) -> bool:
     return not any(pair in math.LIBM for pair in needed_math(body))
 
 
-def is_columnar(kernel: Kernel) -> bool:
-    """Whether the kernel reduces along axes across which its reads jump, not along the last one."""
-    if not kernel.outer or kernel.scratch:
-        return False
-    last = kernel.outer[-1]
-    reducing = [stage for stage in kernel.stages if stage.inner]
-    if not reducing:
-        return False
-    for stage in reducing:
-        accumulates = [s for s in stage.body if isinstance(s, Accumulate)]
-        if not accumulates:
-            return False
-        for statement in accumulates:
-            loads = [x for x in loads_of(statement.value) if x.axes & set(stage.inner)]
-            steps = [x.index.factor_of(last) for x in loads]
-            if not loads or any(step is None or step.constant != 1 for step in steps):
-                return False
-    return True
+def transposed(kernel: Kernel) -> tuple[Axis, tuple[Load, ...]] | None:
+    """The axis along which some loads lie, and these; None if the kernel has none such."""
+    if len(kernel.outer) < 2 or any(stage.inner for stage in kernel.stages):
+        return None
+    parts = [node for statement in kernel.statements for node in nodes(statement)]
+    if any(isinstance(part, Within) for part in parts):
+        return None  # they may only load where the choice says so
+    *others, last = kernel.outer
+    found: dict[Axis, list[Load]] = {}
+    for load in {part: None for part in parts if isinstance(part, Load)}:
+        step = load.index.factor_of(last)
+        if step is None or step.constant in (0, 1):
+            continue
+        for axis in others:
+            if load.index.factor_of(axis) is Index.of(1):
+                found.setdefault(axis, []).append(load)
+    sides = [axis for axis in found if _is_long(axis)]
+    if not sides or not _is_long(last):
+        return None
+    best = max(sides, key=lambda axis: len(found[axis]))
+    return best, tuple(found[best])
+
+
+def _is_long(axis: Axis) -> bool:
+    return axis.size.constant is None or axis.size.constant >= SIDE
 
 
 def outer_count(kernel: Kernel) -> Index:
-    """How many outer iterations (blocks, in a column reduction) the entry's `count` must say."""
-    count = Index.of(1)
+    """How many outer iterations (blocks of columns, stripes of tiles) threads share."""
     outer = list(kernel.outer)
     if is_columnar(kernel):
         last = outer.pop()
-        count = (last.size + (COLUMNS - 1)) // COLUMNS
-    for axis in outer:
-        count = count * axis.size
-    return count
+        return product([axis.size for axis in outer]) * ((last.size + (COLUMNS - 1)) // COLUMNS)
+    turned = transposed(kernel)
+    if turned is not None:
+        side, _ = turned
+        rows = [axis.size for axis in outer[:-1] if axis is not side]
+        return product(rows) * ((side.size + (SIDE - 1)) // SIDE)
+    return product([axis.size for axis in outer])
