@@ -43,6 +43,7 @@ _INTRINSICS: Final = {  # name: number of arguments
 class Module:
     """Machine code of some kernels; lives as long as its engine."""
 
+    kernels: tuple[Kernel, ...]
     engine: Any
     entries: dict[str, Any]  # kernel's name -> ctypes function
 
@@ -75,13 +76,14 @@ def load(kernels: Iterable[Kernel]) -> Module:
     """Compile `kernels` and make them callable."""
     kernels = list(kernels)
     llvm = _llvm()
-    parsed = llvm.parse_assembly(module_text(kernels))
+    # A context of its own, so that other threads may compile other modules meanwhile.
+    parsed = llvm.parse_assembly(module_text(kernels), llvm.create_context())
     parsed.verify()
-    _optimize(parsed)
+    _optimize(parsed, _new_target_machine())
     engine = llvm.create_mcjit_compiler(parsed, _new_target_machine())  # which it then owns
-    engine.finalize_object()
+    _unlocked("LLVMPY_FinalizeObject")(engine)
     entries = {k.name: _signature(k)(engine.get_function_address(k.name)) for k in kernels}
-    return Module(engine, entries)
+    return Module(tuple(kernels), engine, entries)
 
 
 def _signature(kernel: Kernel) -> Any:
@@ -96,18 +98,29 @@ def _signature(kernel: Kernel) -> Any:
 def assembly(kernels: Iterable[Kernel]) -> str:
     """Assembly text of `kernels`, for people."""
     parsed = _llvm().parse_assembly(module_text(kernels))
-    _optimize(parsed)
-    text: str = _target_machine().emit_assembly(parsed)
+    machine = _new_target_machine()
+    _optimize(parsed, machine)
+    text: str = machine.emit_assembly(parsed)
     return text
 
 
-def _optimize(parsed: Any) -> None:
+def _optimize(parsed: Any, machine: Any) -> None:
     llvm = _llvm()
     options = llvm.create_pipeline_tuning_options(speed_level=3)
     options.loop_vectorization = True
     options.slp_vectorization = False  # costs time, and the loops are vectors already
-    builder = llvm.create_pass_builder(_target_machine(), options)
-    builder.getModulePassManager().run(parsed, builder)
+    builder = llvm.create_pass_builder(machine, options)
+    _unlocked("LLVMPY_RunNewModulePassManager")(builder.getModulePassManager(), parsed, builder)
+
+
+def _unlocked(name: str) -> Any:
+    """A function of LLVM's without llvmlite's lock around it.
+
+    That lock lets one thread at a time into LLVM.  Modules in contexts of their own have nothing
+    in common, so these two, which take nearly all of the time, need it not.
+    """
+    function = getattr(_llvm().ffi.lib, name)
+    return getattr(function, "_cfn", function)
 
 
 @cache
@@ -131,12 +144,6 @@ def _openmp() -> Any:
         except OSError:
             continue
     raise OSError("torch's OpenMP library (libgomp) was not found")
-
-
-@cache
-def _target_machine() -> Any:
-    """The one that optimizes; engines have one each."""
-    return _new_target_machine()
 
 
 def _new_target_machine() -> Any:
