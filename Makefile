@@ -5,12 +5,12 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TORCH := torch>=2.11,<2.14
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-SOURCES := src tests benchmarks examples
+SOURCES := src tests benchmarks examples docs
 # Two workers on two cores: one thread each, or they fight.
 WORKERS := -n 2
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: help demo test check sweep bench format clean
+.PHONY: help demo test check sweep bench docs format clean
 
 help:
 	@echo 'make demo    compile a small transformer, compare with eager'
@@ -18,6 +18,7 @@ help:
 	@echo 'make check   the quick part: format, lint, types, style'
 	@echo 'make sweep   every operator of torch'"'"'s database; writes docs/coverage.md'
 	@echo 'make bench   measure; writes benchmarks/RESULTS.md'
+	@echo 'make docs    write docs/tour.md from the dumps of a compilation'
 	@echo 'make format  format and fix what ruff can'
 	@echo 'make clean   remove .venv and every cache'
 
@@ -40,7 +41,10 @@ sweep: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.call_cost
-	$(BIN)/python -m benchmarks.micro
+	$(BIN)/python -m benchmarks.run
+
+docs: $(STAMP)
+	$(BIN)/python -m docs.tour
 
 format: $(STAMP)
 	$(BIN)/ruff format $(SOURCES)

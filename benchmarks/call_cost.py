@@ -11,8 +11,6 @@ many and short, so that whatever else the machine does falls on few of them.
 """
 
 import gc
-import shutil
-import statistics
 import subprocess
 import sys
 import time
@@ -29,30 +27,15 @@ from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
+from benchmarks.machine import has_compiler
 from benchmarks.results import conditions, markdown_table, write_section
+from benchmarks.spread import Spread
 
 NOT_COMPILED: Final = "not compiled"
 DYNAMO: Final = "eager"
 IMPORT_SECONDS: Final = (
     "import time, torch; t = time.perf_counter(); import stator; print(time.perf_counter() - t)"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """The median of some microseconds, between its quartiles."""
-
-    low: float
-    median: float
-    high: float
-
-    @classmethod
-    def of(cls, values: list[float]) -> "Spread":
-        """The quartiles of `values`."""
-        return cls(*statistics.quantiles(values, n=4, method="inclusive"))
-
-    def __str__(self) -> str:
-        return f"{self.median:.1f} ({self.low:.1f}–{self.high:.1f})"
 
 
 def plus_one(x: Tensor) -> Tensor:
@@ -159,11 +142,6 @@ def import_milliseconds(runs: int) -> Spread:
         for _ in track(range(runs), description=f"{'import stator':24}")
     ]
     return Spread.of([1e3 * float(output) for output in outputs])
-
-
-def has_compiler() -> bool:
-    """Inductor compiles C++ on a CPU; is there something to compile it with?"""
-    return any(shutil.which(name) for name in ("g++", "clang++"))
 
 
 def report(headings: list[str], rows: list[list[str]], importing: Spread) -> str:

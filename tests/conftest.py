@@ -20,6 +20,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Let the parity tests run on another backend: is it ours that fails, or the test?"""
     parser.addoption("--backend", default="stator", help="backend that parity.check compiles with")
     parser.addoption("--no-kernels", action="store_true", help="let torch run every operator")
+    parser.addoption("--update-golden", action="store_true", help="write kept texts anew")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -36,3 +37,9 @@ def _same_start() -> Iterator[None]:
     torch.manual_seed(0)
     yield
     torch._dynamo.reset()
+
+
+@pytest.fixture
+def update_golden(request: pytest.FixtureRequest) -> bool:
+    """Whether kept texts are written anew instead of compared."""
+    return bool(request.config.getoption("--update-golden"))

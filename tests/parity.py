@@ -162,7 +162,9 @@ def compile_for(fn: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
     backend = BACKEND.get() if plan.backend is None else plan.backend
     options = dict(plan.options or {})
     if backend == "stator":
-        options = {"strict": True, "kernels": KERNELS.get(), **options}
+        # Compared with eager, random numbers have to be eager's own.
+        ours = {"strict": True, "kernels": KERNELS.get(), "fallback_random": True}
+        options = {**ours, **options}
     elif plan.backend is None:
         options = {}  # they are stator's; another backend would refuse them
     result: Callable[..., Any] = torch.compile(

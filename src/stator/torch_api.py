@@ -95,13 +95,22 @@ SYMBOLIC_TYPES: Final[tuple[type, ...]] = (torch.SymInt, torch.SymFloat, torch.S
 
 
 def size_expression(size: torch.SymInt) -> Any:
-    """The sympy expression that a symbolic size stands for."""
-    return size.node.expr
+    """The sympy expression that a symbolic size stands for; what is known of sizes settles Max."""
+    expression = size.node.expr
+    return expression if expression.is_Symbol else size.node.shape_env.simplify(expression)
 
 
 def size_hint(size: torch.SymInt) -> int | None:
     """What a symbolic size was when it was captured; None if that depends on data."""
     return size.node.hint if size.node.has_hint() else None
+
+
+def is_natural(size: torch.SymInt) -> bool:
+    """Whether a symbolic number is known to be at least 0: sizes are, other integers may not be."""
+    if size_expression(size).is_nonnegative:
+        return True
+    known = size.node.shape_env.bound_sympy(size_expression(size))
+    return bool(known.lower >= 0)
 
 
 def keeps_graph() -> bool:

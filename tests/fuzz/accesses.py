@@ -1,26 +1,18 @@
-"""Random indices: contiguous, transposed, broadcast, strided, reversed, folded, gathered.
+"""Random indices: contiguous, transposed, broadcast, strided, reversed, folded, combined into.
 
 Every index is in bounds for every size that its symbols can have.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeAlias
+from typing import TypeAlias
 
-from hypothesis import strategies as st
-
-from stator.core.dtypes import DType
-from stator.loops.build import apply, const
-from stator.loops.index import Axis, Element, Index
-from stator.loops.ir import Buffer, Expr, Load
-from stator.loops.prims import Prim
-
-Draw: TypeAlias = Callable[[st.SearchStrategy[Any]], Any]
-
-# Loaded where an index that counts from the end is computed: torch's negative indices.
-SIGNED: Final = "signed"
-
+from stator.loops.index import Axis, Index, Symbol
+from tests.fuzz.choices import Choices
 
 Range: TypeAlias = tuple[Index, Index]  # an index, and the length that it stays below
+Places: TypeAlias = Callable[[Choices, Sequence[Axis]], Range]
 
 
 def flat(parts: Sequence[Range]) -> Range:
@@ -31,74 +23,89 @@ def flat(parts: Sequence[Range]) -> Range:
     return total, length
 
 
-def coordinate(draw: Draw, axis: Axis) -> Range:
+def coordinate(choices: Choices, axis: Axis) -> Range:
     """A coordinate that goes with one axis."""
     index, size = Index.of(axis), axis.size
-    match draw(st.integers(0, 9)):
-        case 0:  # backwards
+    match choices.below(8):
+        case 3:  # backwards
             return size - 1 - index, size
-        case 1:  # padded rows
-            return index, size + draw(st.integers(1, 3))
-        case 2:  # every second or third
-            step = draw(st.integers(2, 3))
-            return step * index, step * size
-        case 3:  # behind others
-            offset = draw(st.integers(1, 5))
+        case 4:  # padded rows; every second or third
+            step, padding = choices.between(1, 3), choices.between(0, 3)
+            return step * index, step * size + padding
+        case 5:  # behind others
+            offset = choices.between(1, 5)
             return index + offset, size + offset
-        case 4:  # rolled
-            shift = draw(st.integers(0, 4))
-            by = draw(st.integers(1, 5))
+        case 6:  # rolled
+            shift, by = choices.between(0, 4), choices.between(1, 5)
             return (index + shift) % by, Index.of(by)
-        case 5:  # repeated; the numerator is negative at first
-            by, back = draw(st.integers(2, 4)), draw(st.integers(0, 5))
+        case 7:  # repeated; the numerator is negative at first
+            by, back = choices.between(2, 4), choices.between(0, 5)
             moved = (index - back) // by + -(-back // by)
             return moved, (size - 1 - back) // by + -(-back // by) + 1
         case _:
             return index, size
 
 
-def stored_index(draw: Draw, axes: Sequence[Axis]) -> Range:
+def stored_index(choices: Choices, axes: Sequence[Axis]) -> Range:
     """An index that differs at every point of the axes."""
-    order = list(axes) if draw(st.booleans()) else draw(st.permutations(axes))
+    if not choices.chance(2):
+        return flat([(Index.of(axis), axis.size) for axis in axes])
     parts = []
-    for axis in order:
-        index = Index.of(axis)
-        padding = draw(st.sampled_from((0, 0, 0, 1)))
-        if draw(st.sampled_from((False, False, False, True))):
+    for axis in choices.shuffled(axes):
+        index, kind = Index.of(axis), choices.below(4)
+        if kind == 3:
             index = axis.size - 1 - index
-        parts.append((index, axis.size + padding))
+        parts.append((index, axis.size + (1 if kind == 2 else 0)))
     index, length = flat(parts)
-    offset = draw(st.sampled_from((0, 0, 0, 2)))
+    offset = choices.one_of((0, 2))
     return index + offset, length + offset
 
 
-def loaded_index(draw: Draw, axes: Sequence[Axis]) -> Range:
+def combined_index(choices: Choices, outer: Sequence[Axis], inner: Range) -> Range:
+    """A place within `inner` that outer iterations have each for themselves."""
+    order = choices.shuffled(outer) if choices.chance(3) else list(outer)
+    return flat([*((Index.of(axis), axis.size) for axis in order), inner])
+
+
+def loaded_index(choices: Choices, axes: Sequence[Axis]) -> Range:
     """An index over some of the axes."""
-    kept = [axis for axis in axes if draw(st.sampled_from((True, True, True, False)))]
-    kind = draw(st.integers(0, 5))
-    if kind == 5:
-        kept = list(draw(st.permutations(kept)))
-    if kind >= 4:
-        return flat([coordinate(draw, axis) for axis in kept])
+    kind = choices.below(8)
+    kept = list(axes) if kind < 2 else [axis for axis in axes if not choices.chance(4)]
+    if kind == 7:
+        kept = choices.shuffled(kept)
+    if kind >= 5:
+        return flat([coordinate(choices, axis) for axis in kept])
+    if kind == 4:
+        parts = [part for axis in kept for part in _unfolded(axis)]
+        return flat(choices.shuffled(parts))
     plain, length = flat([(Index.of(axis), axis.size) for axis in kept])
     if kind < 3 or not kept:
         return plain, length
     # The same elements in another shape, transposed: rows and columns from the flat number.
-    columns = draw(st.integers(2, 6))
+    columns = choices.between(2, 6)
     rows = (length - 1) // columns + 1
     return (plain % columns) * rows + plain // columns, rows * columns
 
 
-def gather(draw: Draw, axes: Sequence[Axis], fresh: Callable[[str], str], dtype: DType) -> Load:
-    """A load whose row another buffer names."""
-    place, length = loaded_index(draw, axes)
-    is_signed = draw(st.booleans())
-    name = fresh(SIGNED if is_signed else "rows")
-    row: Expr = Load(DType.I64, Buffer(name, DType.I64, length), place)
-    rows = draw(st.integers(1, 9))
-    if is_signed:
-        behind = apply(Prim.ADD, row, const(rows, DType.I64))
-        row = apply(Prim.WHERE, apply(Prim.LT, row, const(0, DType.I64)), behind, row)
-    column, width = loaded_index(draw, axes[-1:])
-    buffer = Buffer(fresh("table"), dtype, width * rows)
-    return Load(dtype.computed_in, buffer, width * Element(row) + column)
+def column_index(choices: Choices, axes: Sequence[Axis]) -> Range:
+    """An index without gaps along the last axis."""
+    kept = [axis for axis in axes[:-1] if not choices.chance(5)]
+    return flat([(Index.of(axis), axis.size) for axis in (*kept, *axes[-1:])])
+
+
+def turned_index(choices: Choices, axes: Sequence[Axis]) -> Range:
+    """An index along the last axis, or across it."""
+    order = list(axes) if choices.chance(2) else list(reversed(axes))
+    return flat([(Index.of(axis), axis.size) for axis in order])
+
+
+def _unfolded(axis: Axis) -> list[Range]:
+    """An axis whose size is a product, as two."""
+    match axis.size.terms:
+        case (((Symbol() as one, Symbol() as other), 1),):
+            rows, columns = Index.of(one), Index.of(other)
+        case _ if axis.size.constant is not None and axis.size.constant % 2 == 0:
+            rows, columns = axis.size // 2, Index.of(2)
+        case _:
+            return [(Index.of(axis), axis.size)]
+    return [(Index.of(axis) // columns, rows), (Index.of(axis) % columns, columns)]

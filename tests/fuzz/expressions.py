@@ -5,21 +5,22 @@ float carries how far it can be trusted, and nothing that would blow a small dif
 comparison, a rounding, a difference of near numbers) is applied to one that is not exact.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Final
 
-from hypothesis import strategies as st
-
 from stator.core.dtypes import DType
 from stator.loops.build import apply, const
-from stator.loops.index import Axis
-from stator.loops.ir import Buffer, Cast, Expr, IndexValue, Load
+from stator.loops.index import Axis, Element, Index
+from stator.loops.ir import Buffer, Cast, Expr, IndexValue, Load, Within
 from stator.loops.prims import Prim
-from tests.fuzz.accesses import Draw, gather, loaded_index
+from tests.fuzz.accesses import Places, Range, loaded_index
+from tests.fuzz.choices import Choices
 
-F32, F64, BOOL = DType.F32, DType.F64, DType.BOOL
+F32, F64, I64, BOOL = DType.F32, DType.F64, DType.I64, DType.BOOL
 INTEGERS: Final = (DType.I64, DType.I32, DType.U8, DType.I16, DType.I8)
 # Floats more often than the rest: they have the most primitives.
 ARITHMETIC: Final = (F32, F32, F32, F64, F64, BOOL, *INTEGERS)
@@ -28,6 +29,7 @@ STEP: Final = 0.25  # floats in memory are multiples of this …
 LIMIT: Final = 8.0  # … up to this, apart from NaN and infinities
 
 _NUMBERS: Final = (0.0, 1.0, -1.5, 0.25, 3.0, -0.0, float("inf"), float("-inf"))
+_PLACES: Final = (I64, I64, DType.I32, DType.U8)  # types in which indices are computed
 _INTEGER_UNARY: Final = (Prim.NEG, Prim.ABS, Prim.NOT)
 _INTEGER_BINARY: Final = (
     *(Prim.ADD, Prim.SUB, Prim.MUL, Prim.DIV, Prim.MOD, Prim.MIN, Prim.MAX),
@@ -83,19 +85,34 @@ def on_grid(expr: Expr, limit: float, step: float, trust: Trust) -> Known:
     return Known(expr, trust)
 
 
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a choice by an index asks, and what it may load where the answer is yes."""
+
+    index: Index
+    limit: Index
+    load: Known
+
+
 @dataclass
 class Expressions:
     """Makes expressions for the statements of one stage."""
 
-    draw: Draw
+    choices: Choices
     axes: Sequence[Axis]
     fresh: Callable[[str], str]
     known: list[Known] = field(default_factory=list)  # made before and still in scope
+    asked: list[Choice] = field(default_factory=list)  # choices made before
+    places: Places = loaded_index  # how elements lie that are loaded
+    may_choose: bool = True  # whether choices by an index are made
 
     def make(self, dtype: DType, depth: int) -> Known:
         """An expression of a type that arithmetic uses."""
-        if depth <= 0 or self.draw(st.integers(0, 5)) == 0:
+        kind = 0 if depth <= 0 else self.choices.below(8)
+        if kind <= 1:
             found = self.leaf(dtype)
+        elif kind == 2 and self.axes and self.may_choose:
+            found = self.within(dtype, depth - 1)
         elif dtype is BOOL:
             found = self.boolean(depth - 1)
         elif dtype.is_float:
@@ -107,82 +124,131 @@ class Expressions:
 
     def leaf(self, dtype: DType) -> Known:
         again = [known for known in self.known if known.dtype is dtype]
-        kind = self.draw(st.integers(0, 7))
-        if kind <= 2 and again:
-            found: Known = self.draw(st.sampled_from(again[-8:]))
-            return found
-        if kind == 3:
+        kind = self.choices.below(9)
+        if 2 <= kind <= 4 and again:
+            return self.choices.one_of(again[-6:])
+        if kind == 5:
             return self.constant(dtype)
-        if kind == 4 and dtype is DType.I64:
-            return Known(IndexValue(dtype, loaded_index(self.draw, self.axes)[0]))
-        return self.load(dtype)
+        if kind == 6 and dtype is not BOOL:
+            return Known(IndexValue(dtype, loaded_index(self.choices, self.axes)[0]))
+        return self.gather(dtype) if kind == 7 and self.axes else self.load(dtype)
 
     def constant(self, dtype: DType) -> Known:
         if dtype is BOOL:
-            return Known(const(self.draw(st.booleans()), dtype))
+            return Known(const(self.choices.chance(2), dtype))
         if not dtype.is_float:
-            low = -7 if dtype.is_signed else 0
-            return Known(const(self.draw(st.integers(low, 9)), dtype))
-        number = self.draw(st.sampled_from(_NUMBERS))
+            sign = -1 if dtype.is_signed and self.choices.chance(2) else 1
+            return Known(const(sign * self.choices.below(9), dtype))
+        number = self.choices.one_of(_NUMBERS)
         limit = abs(number) if abs(number) < LIMIT else 0.0
         return on_grid(const(number, dtype), limit, STEP, Trust.BITS)
 
     def load(self, dtype: DType) -> Known:
-        stored = dtype
-        if dtype is F32:
-            stored = self.draw(st.sampled_from((F32, F32, *HALVES)))
-        if self.axes and self.draw(st.integers(0, 5)) == 5:
-            expr: Expr = gather(self.draw, self.axes, self.fresh, stored)
-        else:
-            index, length = loaded_index(self.draw, self.axes)
-            expr = Load(dtype, Buffer(self.fresh("x"), stored, length), index)
+        index, length = self.places(self.choices, self.axes)
+        return self.loaded(dtype, "x", length, index)
+
+    def loaded(self, dtype: DType, hint: str, length: Index, index: Index) -> Known:
+        """A load from a buffer of its own."""
+        stored = self.choices.one_of((F32, F32, *HALVES)) if dtype is F32 else dtype
+        expr = Load(dtype, Buffer(self.fresh(hint), stored, length), index)
         return on_grid(expr, LIMIT, STEP, Trust.BITS) if dtype.is_float else Known(expr)
+
+    # --- computed places ---
+
+    def gather(self, dtype: DType) -> Known:
+        """A load whose row the program computes."""
+        row, rows = self.place()
+        column, width = loaded_index(self.choices, self.axes[-1:])
+        return self.loaded(dtype, "table", width * rows, width * row + column)
+
+    def place(self) -> Range:
+        """An integer that the program computes, put into bounds; negative ones from the end."""
+        kind = self.choices.one_of(_PLACES)
+        rows = Index.of(self.choices.between(1, 9))
+        if self.axes and self.choices.chance(4):
+            rows = self.choices.one_of(self.axes).size + 1
+        row = self.make(kind, 1).expr if self.choices.chance(3) else self.load(kind).expr
+        if kind.is_signed and self.choices.chance(2):
+            behind = apply(Prim.ADD, row, _number(rows, kind))
+            row = apply(Prim.WHERE, apply(Prim.LT, row, const(0, kind)), behind, row)
+        row = apply(Prim.MAX, apply(Prim.MIN, row, _number(rows - 1, kind)), const(0, kind))
+        return Index.of(Element(row)), rows
+
+    # --- choices by an index ---
+
+    def within(self, dtype: DType, depth: int) -> Known:
+        """One expression where an index is in bounds, which loads there, another elsewhere."""
+        again = [choice for choice in self.asked if choice.load.dtype is dtype]
+        use_again = bool(again) and self.choices.chance(2)
+        choice = self.choices.one_of(again) if use_again else self.ask(dtype)
+        self.asked.append(choice)
+        before = len(self.known)
+        self.known.append(choice.load)
+        inside = choice.load if self.choices.chance(2) else self.make(dtype, depth)
+        del self.known[before:]  # it may hold the load, which is in bounds there alone
+        outside = self.make(dtype, depth)
+        expr = Within(dtype, choice.index, choice.limit, inside.expr, outside.expr)
+        return _either(expr, inside, outside)
+
+    def ask(self, dtype: DType) -> Choice:
+        axis = self.choices.one_of(self.axes)
+        step = self.choices.one_of((1, 1, 2, -1, 3))
+        offset = self.choices.one_of((0, -1, 1, -2, 2, -4, 4, 7))
+        index = step * Index.of(axis) + offset
+        if self.choices.chance(4):
+            index = index + self.choices.one_of(self.axes)
+        limit = axis.size
+        if not self.choices.chance(3):
+            limit = Index.of(self.choices.between(1, 12))
+        column, width = Index.of(0), Index.of(1)
+        if self.choices.chance(2):
+            column, width = self.places(self.choices, self.axes)
+        load = self.loaded(dtype, "part", limit * width, index * width + column)
+        return Choice(index, limit, load)
 
     # --- bool and integers: exact, whatever is done ---
 
     def boolean(self, depth: int) -> Known:
-        match self.draw(st.integers(0, 4)):
+        match self.choices.below(5):
             case 0:
-                prim = self.draw(st.sampled_from((Prim.AND, Prim.OR, Prim.XOR)))
+                prim = self.choices.one_of((Prim.AND, Prim.OR, Prim.XOR))
                 return Known(apply(prim, *(self.make(BOOL, depth).expr for _ in range(2))))
             case 1:
                 return Known(apply(Prim.NOT, self.make(BOOL, depth).expr))
             case 2:
-                dtype = self.draw(st.sampled_from((F32, F64)))
+                dtype = self.choices.one_of((F32, F64))
                 return Known(apply(Prim.IS_NAN, self.exact(dtype, depth).expr))
             case 3:
-                dtype = self.draw(st.sampled_from(ARITHMETIC))
+                dtype = self.choices.one_of(ARITHMETIC)
                 return Known(converted(self.exact(dtype, depth).expr, BOOL))
             case _:
-                dtype = self.draw(st.sampled_from(ARITHMETIC))
-                prim = self.draw(st.sampled_from(_COMPARISONS))
+                dtype = self.choices.one_of(ARITHMETIC)
+                prim = self.choices.one_of(_COMPARISONS)
                 return Known(apply(prim, *(self.exact(dtype, depth).expr for _ in range(2))))
 
     def integer(self, dtype: DType, depth: int) -> Known:
-        match self.draw(st.integers(0, 6)):
+        match self.choices.below(7):
             case 0:
-                prim = self.draw(st.sampled_from(_INTEGER_UNARY))
+                prim = self.choices.one_of(_INTEGER_UNARY)
                 return Known(apply(prim, self.make(dtype, depth).expr))
             case 1:
                 return self.chosen(dtype, depth)
             case 2:
-                source = self.draw(st.sampled_from((*INTEGERS, BOOL)))
+                source = self.choices.one_of((*INTEGERS, BOOL))
                 return Known(converted(self.make(source, depth).expr, dtype))
             case 3:
-                value = self.exact(self.draw(st.sampled_from((F32, F64))), depth).expr
+                value = self.exact(self.choices.one_of((F32, F64)), depth).expr
                 # What does not fit (NaN too) is left out: no result of converting it is right.
                 is_small = apply(Prim.LE, apply(Prim.ABS, value), const(100.0, value.dtype))
                 return Known(converted(apply(Prim.WHERE, is_small, value, 0.0), dtype))
             case _:
-                prim = self.draw(st.sampled_from(_INTEGER_BINARY))
+                prim = self.choices.one_of(_INTEGER_BINARY)
                 return Known(apply(prim, *(self.make(dtype, depth).expr for _ in range(2))))
 
     def chosen(self, dtype: DType, depth: int) -> Known:
         condition = self.make(BOOL, depth).expr
         one, other = self.make(dtype, depth), self.make(dtype, depth)
-        expr = apply(Prim.WHERE, condition, one.expr, other.expr)
-        step = min(one.step, other.step)
-        return on_grid(expr, max(one.limit, other.limit), step, min(one.trust, other.trust))
+        return _either(apply(Prim.WHERE, condition, one.expr, other.expr), one, other)
 
     # --- floats ---
 
@@ -198,7 +264,7 @@ class Expressions:
         return made if is_calm else self.load(dtype)
 
     def floating(self, dtype: DType, depth: int) -> Known:
-        match self.draw(st.integers(0, 12)):
+        match self.choices.below(11):
             case 0 | 1:
                 return self.sum(dtype, depth)
             case 2:
@@ -224,7 +290,7 @@ class Expressions:
             # Of positive numbers: nothing cancels.
             parts = (apply(Prim.ABS, one.expr), apply(Prim.ABS, other.expr))
             return Known(apply(Prim.ADD, *parts), Trust.NEAR)
-        prim = self.draw(st.sampled_from((Prim.ADD, Prim.SUB)))
+        prim = self.choices.one_of((Prim.ADD, Prim.SUB))
         step, limit = min(one.step, other.step), one.limit + other.limit
         return on_grid(apply(prim, one.expr, other.expr), limit, step, min(one.trust, other.trust))
 
@@ -243,21 +309,21 @@ class Expressions:
 
     def extremum(self, dtype: DType, depth: int) -> Known:
         one, other = self.make(dtype, depth), self.make(dtype, depth)
-        expr = apply(self.draw(st.sampled_from((Prim.MIN, Prim.MAX))), one.expr, other.expr)
+        expr = apply(self.choices.one_of((Prim.MIN, Prim.MAX)), one.expr, other.expr)
         trust = min(one.trust, other.trust, Trust.VALUE)
         return on_grid(expr, max(one.limit, other.limit), min(one.step, other.step), trust)
 
     def unary(self, dtype: DType, depth: int) -> Known:
         made = self.make(dtype, depth)
-        prim = self.draw(st.sampled_from((Prim.NEG, Prim.ABS, Prim.SQRT, *_CALM)))
+        prim = self.choices.one_of((Prim.NEG, Prim.ABS, Prim.SQRT, *_CALM))
         expr = apply(prim, made.expr)
         if prim in (Prim.NEG, Prim.ABS):
             return replace(made, expr=expr)
         return Known(expr, made.trust if prim is Prim.SQRT else Trust.NEAR)
 
     def conversion(self, dtype: DType, depth: int) -> Known:
-        if self.draw(st.booleans()):
-            source = self.draw(st.sampled_from((*INTEGERS, BOOL)))
+        if self.choices.chance(2):
+            source = self.choices.one_of((*INTEGERS, BOOL))
             return Known(converted(self.make(source, depth).expr, dtype))
         made = self.make(F64 if dtype is F32 else F32, depth)
         return replace(made, expr=converted(made.expr, dtype))
@@ -265,9 +331,9 @@ class Expressions:
     def exact_only(self, dtype: DType, depth: int) -> Known:
         """Operations that IEEE 754 settles, and that a small change of an argument would upset."""
         one = self.exact(dtype, depth)
-        match self.draw(st.integers(0, 3)):
+        match self.choices.below(4):
             case 0:
-                expr = apply(self.draw(st.sampled_from(_ROUNDING)), one.expr)
+                expr = apply(self.choices.one_of(_ROUNDING), one.expr)
                 return on_grid(expr, one.limit + 1, 1.0 if one.step else 0.0, one.trust)
             case 1:
                 other = self.exact(dtype, depth)
@@ -281,15 +347,27 @@ class Expressions:
                 return Known(apply(Prim.FMA, *(factor.expr for factor in factors)), trust)
 
     def function(self, dtype: DType, depth: int) -> Known:
-        match self.draw(st.integers(0, 9)):
+        match self.choices.below(10):
             case 0:
                 pair = [self.grid(dtype, depth).expr for _ in range(2)]
-                prim = self.draw(st.sampled_from((Prim.ATAN2, Prim.HYPOT)))
+                prim = self.choices.one_of((Prim.ATAN2, Prim.HYPOT))
                 return Known(apply(prim, *pair), Trust.NEAR)
             case 1:
-                power = self.draw(st.sampled_from((2.0, 0.5, -1.0, 3.0, 0.0, -2.5)))
+                power = self.choices.one_of((2.0, 0.5, -1.0, 3.0, 0.0, -2.5))
                 base = self.grid(dtype, depth).expr
                 return Known(apply(Prim.POW, base, const(power, dtype)), Trust.NEAR)
             case _:
-                prim = self.draw(st.sampled_from(_FUNCTIONS))
+                prim = self.choices.one_of(_FUNCTIONS)
                 return Known(apply(prim, self.grid(dtype, depth).expr), Trust.NEAR)
+
+
+def _either(expr: Expr, one: Known, other: Known) -> Known:
+    """What is known of an expression that is one of two."""
+    step, limit = min(one.step, other.step), max(one.limit, other.limit)
+    return on_grid(expr, limit, step, min(one.trust, other.trust))
+
+
+def _number(index: Index, dtype: DType) -> Expr:
+    """A size as an expression."""
+    number = index.constant
+    return IndexValue(dtype, index) if number is None else const(number, dtype)

@@ -1,35 +1,42 @@
-"""Random kernels that verify, arguments for them, and how near two results have to be.
+"""Random kernels that verify."""
 
-Where a result follows from IEEE 754 alone, it has to be equal; where a float sum may have been
-reassociated or a function has some ulp of freedom, near.
-"""
+from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
+from typing import Final
 
-import numpy as np
 from hypothesis import strategies as st
 
 from stator.core.dtypes import DType
-from stator.loops.access import buffers, header_sizes, indices, nodes, symbols
+from stator.loops.access import nodes
 from stator.loops.build import apply, const
-from stator.loops.index import Axis, Element, Index, Quotient, Remainder, Symbol
-from stator.loops.interp import NUMPY, bf16_bits, bf16_value
+from stator.loops.index import Axis, Index, Symbol
 from stator.loops.ir import (
     Accumulate,
     Accumulated,
     Buffer,
     Combine,
+    Expr,
     Kernel,
     Load,
     Stage,
     Statement,
     Store,
-    loads_of,
 )
 from stator.loops.prims import Prim
-from tests.fuzz.accesses import SIGNED, Draw, flat, stored_index
+from tests.fuzz.accesses import (
+    Range,
+    column_index,
+    combined_index,
+    flat,
+    loaded_index,
+    stored_index,
+    turned_index,
+)
+from tests.fuzz.choices import Choices, Draw, Drawn
+from tests.fuzz.compare import EXACT
 from tests.fuzz.expressions import (
     ARITHMETIC,
     HALVES,
@@ -41,46 +48,76 @@ from tests.fuzz.expressions import (
     on_grid,
 )
 
-Array: TypeAlias = "np.ndarray[Any, Any]"
-
 SIZES: Final = (2, 3, 1, 5, 7, 8, 16, 17, 31, 33)
-EXACT: Final = "exact"  # names of buffers in which two right results are equal begin so
-LONG: Final = (65, 100, 513, 1025, 1030)  # more than backends take in one block
-SYMBOL_VALUES: Final = (3, 1, 2, 5, 8, 16, 17, 40, 0)
-POINTS: Final = 400  # that a stage may have where no size is long: the interpreter is slow
+LONG: Final = (65, 100, 260, 513, 1025, 1030)  # more than backends take in one block
+SQUARES: Final = (16, 17, 23)
+ROOM: Final = 120  # points that a stage may have where no size is long: the interpreter is slow
+STORED: Final = (*ARITHMETIC, *HALVES, *HALVES)
+
+
+class Form(Enum):
+    """What a kernel looks like, so that every shape of loops that backends know gets its share."""
+
+    ANY = auto()
+    SCAN = auto()  # one stage in order
+    COLUMNS = auto()  # memory lies along the last outer axis, stages go across it
+    TURNED = auto()  # no inner axes; some loads lie along another axis than the last
 
 
 @st.composite
 def kernels(draw: Draw) -> Kernel:
-    """A kernel of one to three outer axes and one to three stages that verifies."""
-    return _Maker(draw).kernel()
+    """What `make_kernel` makes, for Hypothesis."""
+    return make_kernel(Drawn(draw))
+
+
+def make_kernel(choices: Choices) -> Kernel:
+    """A kernel of up to three outer axes and one to three stages that verifies."""
+    form = choices.one_of((*(Form.ANY,) * 5, Form.SCAN, Form.COLUMNS, Form.TURNED))
+    return _Maker(choices, form).kernel()
 
 
 @dataclass
 class _Maker:
-    draw: Draw
+    choices: Choices
+    form: Form
     count: int = 0  # of names given
-    room: int = POINTS  # what the sizes still to be drawn may multiply to
+    room: int = ROOM  # what the sizes still to be drawn may multiply to
     accumulated: list[Known] = field(default_factory=list)
-    scratch: list[tuple[tuple[Axis, ...], Known]] = field(default_factory=list)  # of stages before
+    # What later stages over the same inner axes may load: scratch, and elements just stored.
+    left: list[tuple[tuple[Axis, ...], Known]] = field(default_factory=list)
 
     def kernel(self) -> Kernel:
-        outer = tuple(self.axis(f"i{n}") for n in range(self.draw(st.integers(1, 3))))
+        outer = self.outer()
         room = self.room
         inner: tuple[Axis, ...] = ()
         stages: list[Stage] = []
-        for _ in range(self.draw(st.integers(1, 3))):
+        for _ in range(1 if self.form is Form.SCAN else self.choices.one_of((1, 2, 1, 1, 3))):
             self.room = room
-            if not stages or self.draw(st.integers(0, 2)) == 0:
-                names = [f"i{len(outer) + n}" for n in range(self.draw(st.integers(0, 2)))]
-                inner = tuple(self.axis(name) for name in names)
+            if not stages or self.choices.chance(3):
+                inner = self.inner(len(outer))
             stages.append(self.stage(outer, inner))
         return Kernel("fuzzed", outer, (*stages, *self.unread(outer, stages)))
+
+    def outer(self) -> tuple[Axis, ...]:
+        if self.form is Form.TURNED:
+            sizes = [self.choices.one_of(SQUARES), self.choices.one_of(SQUARES)]
+            axes = [Axis(f"i{n}", Index.of(size)) for n, size in enumerate(sizes)]
+            if self.choices.chance(4):
+                axes.insert(1, Axis("i2", Index.of(2)))
+            return tuple(axes)
+        count = self.choices.one_of((1, 2, 1, 3, 0) if self.form is Form.ANY else (1, 2))
+        return tuple(self.axis(f"i{n}") for n in range(count))
+
+    def inner(self, number: int) -> tuple[Axis, ...]:
+        counts = {Form.SCAN: (1,), Form.COLUMNS: (1, 1, 2), Form.TURNED: (0,)}
+        count = self.choices.one_of(counts.get(self.form, (0, 1, 1, 2)))
+        return tuple(self.axis(f"i{number + n}") for n in range(count))
 
     def unread(self, outer: tuple[Axis, ...], stages: list[Stage]) -> list[Stage]:
         """Stages that store what no stage has read, so that nothing is computed in vain."""
         read = {node for stage in stages for s in stage.body for node in nodes(s)}
-        left = [((), known) for known in self.accumulated] + self.scratch
+        scratch = [(i, k) for i, k in self.left if _is_scratch(k.expr)]
+        left = [((), known) for known in self.accumulated] + scratch
         return [
             Stage(inner, (self.store(known, (*outer, *inner), known.dtype),))
             for inner, known in left
@@ -92,240 +129,173 @@ class _Maker:
         return f"{prefix}{self.count}"
 
     def axis(self, name: str) -> Axis:
-        if self.draw(st.integers(0, 3)) == 3:
-            symbol = Index.of(Symbol(f"s{self.draw(st.integers(0, 1))}"))
+        if self.choices.chance(4):
+            one, other = Index.of(Symbol("s0")), Index.of(Symbol("s1"))
             self.room //= 6
-            return Axis(name, self.draw(st.sampled_from((symbol, symbol, 2 * symbol, symbol + 3))))
-        choices = [size for size in SIZES if size <= self.room] or [1]
-        if self.room == POINTS and self.draw(st.integers(0, 19)) == 19:
-            choices = list(LONG)
-        size = self.draw(st.sampled_from(choices))
-        self.room //= min(size, POINTS)
+            return Axis(name, self.choices.one_of((one, one, other, 2 * one, one + 3, one * other)))
+        sizes = [size for size in SIZES if size <= self.room] or [1]
+        if self.room == ROOM and self.choices.chance(16):
+            sizes = list(LONG)
+        size = self.choices.one_of(sizes)
+        self.room //= min(size, ROOM)
         return Axis(name, Index.of(size))
 
-    def expressions(self, axes: Sequence[Axis], inner: tuple[Axis, ...] = ()) -> Expressions:
+    def expressions(self, outer: tuple[Axis, ...], inner: tuple[Axis, ...]) -> Expressions:
         """A maker of expressions that sees what earlier stages left."""
-        left = [known for own, known in self.scratch if own == inner]
-        return Expressions(self.draw, axes, self.fresh, [*self.accumulated, *left])
+        known = [*self.accumulated, *(known for own, known in self.left if own == inner)]
+        made = Expressions(self.choices, (*outer, *inner), self.fresh, known)
+        if self.form is Form.COLUMNS:
+            made.axes, made.places = (*outer[:-1], *inner, outer[-1]), column_index
+        elif self.form is Form.TURNED:
+            made.places, made.may_choose = turned_index, self.choices.chance(4)
+        return made
 
     def stage(self, outer: tuple[Axis, ...], inner: tuple[Axis, ...]) -> Stage:
-        axes = (*outer, *inner)
-        made = self.expressions(axes, inner)
+        made = self.expressions(outer, inner)
+        in_order = bool(inner) and (self.form is Form.SCAN or self.choices.chance(4))
         body: list[Statement] = []
         accumulated: list[Known] = []
-        for _ in range(self.draw(st.integers(1, 3))):
-            kind = self.draw(st.integers(0, 4))
-            if kind <= 1 and inner:
-                statement, known = self.accumulate(made)
+        for number in range(self.choices.one_of((1, 2, 1, 1, 3))):
+            kind = self.choices.below(8)
+            if inner and (kind <= 2 or (self.form is not Form.ANY and number == 0)):
+                statement, total = self.accumulate(made)
                 body.append(statement)
-                accumulated.append(known)
-            elif kind == 2 and all(axis.size.constant for axis in inner):
+                accumulated.append(total)
+                if in_order:
+                    made.known += [total] * 2
+                    body.append(self.store(total, made.axes, total.dtype))
+            elif kind == 4:
                 body.append(self.keep(made, inner))
-            elif kind == 3:
-                body.append(self.update(made, axes))
+            elif kind == 5:
+                body += self.update(made, made.axes)
+            elif kind == 6:
+                body.append(self.combine(made, outer, inner, in_order))
             else:
-                dtype = self.draw(st.sampled_from((*ARITHMETIC, *HALVES, *HALVES)))
-                body.append(self.store(made.make(dtype.computed_in, 3), axes, dtype))
+                body += self.stores(made, outer, inner, in_order)
         self.accumulated += accumulated
-        return Stage(inner, tuple(body))
+        return Stage(inner, tuple(body), in_order)
 
     # --- statements ---
 
     def accumulate(self, made: Expressions) -> tuple[Accumulate, Known]:
         name = self.fresh("acc")
-        value = made.make(self.draw(st.sampled_from(ARITHMETIC)), 2)
-        dtype, trust = value.dtype, value.trust
-        if dtype is DType.BOOL:
-            kinds = (Combine.ANY, Combine.ALL, Combine.MAX, Combine.MIN)
-        else:
-            kinds = (Combine.SUM, Combine.MAX, Combine.MIN, Combine.PROD)
-        combine = self.draw(st.sampled_from(kinds))
-        expr = value.expr
-        if dtype.is_float and combine is Combine.SUM:
-            if not value.sums_exactly(13 if dtype is DType.F32 else 40):
-                expr, trust = apply(Prim.ABS, expr), Trust.NEAR  # nothing cancels
-        elif dtype.is_float and combine is Combine.PROD:
-            near_one = made.grid(dtype, 2).expr  # so that no order overflows
-            expr, trust = apply(Prim.FMA, near_one, 1 / 1024, const(1.0, dtype)), Trust.NEAR
-        known = Known(Accumulated(dtype, name), min(trust, Trust.VALUE))
+        value = made.make(self.choices.one_of(ARITHMETIC), 2)
+        combine = self.kind(value.dtype)
+        expr, trust = self.combinable(made, value, combine, exact=False)
+        known = Known(Accumulated(value.dtype, name), min(trust, Trust.VALUE))
         return Accumulate(name, combine, expr), known
+
+    def kind(self, dtype: DType) -> Combine:
+        if dtype is DType.BOOL:
+            return self.choices.one_of((Combine.ANY, Combine.ALL, Combine.MAX, Combine.MIN))
+        return self.choices.one_of((Combine.SUM, Combine.MAX, Combine.MIN, Combine.PROD))
+
+    def combinable(
+        self, made: Expressions, value: Known, combine: Combine, *, exact: bool
+    ) -> tuple[Expr, Trust]:
+        """What may be combined, in any order unless it is `exact`, and the trust in the result."""
+        dtype, trust = value.dtype, value.trust
+        if dtype.is_float and combine is Combine.PROD:
+            near_one = made.grid(dtype, 1).expr  # so that no order overflows
+            return apply(Prim.FMA, near_one, 1 / 1024, const(1.0, dtype)), Trust.NEAR
+        if dtype.is_float and combine is Combine.SUM:
+            bits = 13 if dtype is DType.F32 else 40
+            if trust is Trust.NEAR or not (exact or value.sums_exactly(bits)):
+                return apply(Prim.ABS, value.expr), Trust.NEAR  # nothing cancels
+        return value.expr, trust
 
     def keep(self, made: Expressions, inner: tuple[Axis, ...]) -> Store:
         """A store to scratch; the stages that follow may load it."""
-        value = made.make(self.draw(st.sampled_from(ARITHMETIC)), 2)
+        value = made.make(self.choices.one_of(ARITHMETIC), 2)
         dtype = value.dtype
         if dtype is DType.F32 and value.trust >= Trust.VALUE:
-            dtype = self.draw(st.sampled_from((DType.F32, *HALVES)))
+            dtype = self.choices.one_of((DType.F32, *HALVES))
         index, length = flat([(Index.of(axis), axis.size) for axis in inner])
         buffer = Buffer(self.fresh("kept"), dtype, length, is_scratch=True)
-        last = len(self.scratch)
-        self.scratch.append((inner, Known(Load(value.dtype, buffer, index), value.trust)))
-        made.known.append(self.scratch[last][1])
-        if inner and self.draw(st.booleans()):
-            backwards = buffer.size - 1 - index
-            known = Known(Load(value.dtype, buffer, backwards), value.trust)
-            self.scratch[last] = (inner, known)  # for later stages: in this one it is not there yet
+        known = Known(Load(value.dtype, buffer, index), value.trust)
+        made.known.append(known)
+        if inner and self.choices.chance(2):
+            # For later stages: in this one it is not there yet.
+            known = Known(Load(value.dtype, buffer, length - 1 - index), value.trust)
+        self.left.append((inner, known))
         return Store(buffer, index, value.expr)
 
+    def stored(self, axes: Sequence[Axis]) -> Range:
+        """Where results go: in the order of the axes where the form of the kernel needs it."""
+        if self.form is Form.ANY or self.choices.chance(8):
+            return stored_index(self.choices, axes)
+        return flat([(Index.of(axis), axis.size) for axis in axes])
+
     def store(self, value: Known, axes: Sequence[Axis], dtype: DType) -> Store:
-        index, length = stored_index(self.draw, axes)
+        index, length = self.stored(axes)
         name = EXACT if value.trust >= Trust.VALUE else "near"
         return Store(Buffer(self.fresh(name), dtype, length), index, value.expr)
 
-    def update(self, made: Expressions, axes: Sequence[Axis]) -> Store:
-        """A store to what the same statement loads."""
-        dtype = self.draw(st.sampled_from((*ARITHMETIC, *HALVES, *HALVES)))
-        index, length = stored_index(self.draw, axes)
+    def stores(
+        self, made: Expressions, outer: tuple[Axis, ...], inner: tuple[Axis, ...], in_order: bool
+    ) -> list[Statement]:
+        """A store; or one to a computed place; or two to the two halves of one buffer."""
+        dtype = self.choices.one_of(STORED)
+        value = made.make(dtype.computed_in, 2)
+        first = self.store(value, made.axes, dtype)
+        kind = self.choices.below(6)
+        if kind == 3 and in_order:
+            index, length = combined_index(self.choices, outer, self.place(inner))
+            buffer = Buffer(first.buffer.name, dtype, length)
+            return [Store(buffer, index, value.expr)]
+        if kind == 4:
+            second = made.make(dtype.computed_in, 1)
+            half = first.buffer.size
+            name = "near" if Trust.NEAR in (value.trust, second.trust) else EXACT
+            buffer = Buffer(self.fresh(name), dtype, 2 * half)
+            return [
+                Store(buffer, first.index, value.expr),
+                Store(buffer, first.index + half, second.expr),
+            ]
+        if kind == 5 and (dtype not in HALVES or value.trust >= Trust.VALUE):
+            known = Known(Load(dtype.computed_in, first.buffer, first.index), value.trust)
+            made.known += [known] * 2
+            self.left.append((inner, known))
+        return [first]
+
+    def update(self, made: Expressions, axes: Sequence[Axis]) -> list[Statement]:
+        """A store to what the same statement loads, and perhaps one of what it left."""
+        dtype = self.choices.one_of(STORED)
+        index, length = self.stored(axes)
         buffer = Buffer(self.fresh("own"), dtype, length)
-        before = Load(dtype.computed_in, buffer, index)
-        inside = Expressions(self.draw, axes, self.fresh, list(made.known))
-        inside.known += [on_grid(before, LIMIT, STEP, Trust.BITS)] * 4
-        return Store(buffer, index, inside.make(dtype.computed_in, 2).expr)
+        own = Load(dtype.computed_in, buffer, index)
+        inside = replace(made, known=list(made.known), asked=list(made.asked))
+        inside.known += [on_grid(own, LIMIT, STEP, Trust.BITS)] * 4
+        value = inside.make(dtype.computed_in, 2)
+        update = Store(buffer, index, value.expr)
+        if dtype in HALVES and value.trust is Trust.NEAR:
+            return [update]
+        after = Known(own, value.trust)
+        made.known.append(after)
+        return [update, self.store(after, axes, dtype)] if self.choices.chance(2) else [update]
+
+    def combine(
+        self, made: Expressions, outer: tuple[Axis, ...], inner: tuple[Axis, ...], in_order: bool
+    ) -> Store:
+        """A store that combines; points of the stage may meet in one element."""
+        dtype = self.choices.one_of(STORED if in_order else ARITHMETIC)
+        value = made.make(dtype.computed_in, 2)
+        if dtype in HALVES and value.trust is Trust.NEAR:
+            value = made.load(dtype.computed_in)  # rounding every time would add up
+        combine = self.kind(dtype)
+        if dtype in HALVES and combine is Combine.PROD:
+            combine = Combine.MAX
+        expr, trust = self.combinable(made, value, combine, exact=in_order)
+        is_computed = self.choices.chance(2)
+        target = self.place(inner) if is_computed else loaded_index(self.choices, inner)
+        index, length = combined_index(self.choices, outer, target)
+        name = EXACT if trust >= Trust.VALUE else "near"
+        return Store(Buffer(self.fresh(name), dtype, length), index, expr, combine)
+
+    def place(self, inner: tuple[Axis, ...]) -> Range:
+        """A computed place; outer iterations are not to meet, so they have no say in it."""
+        return Expressions(self.choices, inner, self.fresh).place()
 
 
-# --- arguments ---
-
-
-def inputs(kernel: Kernel, seed: int) -> tuple[dict[str, Array], dict[str, int]]:
-    """Arrays by buffer name and numbers by symbol name.
-
-    Floats are small multiples of a power of two; some arrays hold NaN and infinities as well, or
-    the extreme integers.
-    """
-    random = np.random.default_rng(seed)
-    sizes = _sizes(kernel, random)
-    rows = _row_counts(kernel, sizes)
-    arrays = {}
-    for buffer in buffers(kernel):
-        if buffer.is_scratch:
-            continue
-        length = max(evaluate(buffer.size, sizes), 0)
-        if buffer.name in rows:
-            least = -rows[buffer.name] if buffer.name.startswith(SIGNED) else 0
-            arrays[buffer.name] = random.integers(least, rows[buffer.name], length)
-        else:
-            arrays[buffer.name] = _array(buffer.dtype, length, random)
-    return arrays, sizes
-
-
-def evaluate(index: Index, sizes: Mapping[str, int]) -> int:
-    """The number that a size is."""
-    total = 0
-    for product, factor in index.terms:
-        for atom in product:
-            match atom:
-                case Symbol():
-                    factor *= sizes[atom.name]
-                case Quotient():
-                    factor *= evaluate(atom.value, sizes) // evaluate(atom.by, sizes)
-                case Remainder():
-                    factor *= evaluate(atom.value, sizes) % evaluate(atom.by, sizes)
-                case _:
-                    raise AssertionError(f"{atom} is in a size")
-        total += factor
-    return total
-
-
-def points(kernel: Kernel, sizes: Mapping[str, int]) -> int:
-    """How many times the kernel's stages iterate, in all."""
-    outer = int(np.prod([evaluate(axis.size, sizes) for axis in kernel.outer]))
-    return outer * sum(
-        int(np.prod([evaluate(axis.size, sizes) for axis in stage.inner]))
-        for stage in kernel.stages
-    )
-
-
-def _sizes(kernel: Kernel, random: np.random.Generator) -> dict[str, int]:
-    used = [*header_sizes(kernel), *(i for s in kernel.statements for i in indices(s))]
-    names = sorted({symbol.name for index in used for symbol in symbols(index)})
-    has_gather = any(_row_loads(kernel))
-    choices = [value for value in SYMBOL_VALUES if value or not has_gather]
-    sizes = {name: int(random.choice(choices)) for name in names}
-    while points(kernel, sizes) > 2 * POINTS and max(sizes.values(), default=0) > 1:
-        largest = max(sizes, key=lambda name: sizes[name])
-        sizes[largest] //= 2
-    return sizes
-
-
-def _row_loads(kernel: Kernel) -> list[tuple[Load, Element, Index]]:
-    """Loads that gather, what names their row, and the length of a row."""
-    found = []
-    for statement in kernel.statements:
-        for load in (node for node in nodes(statement) if isinstance(node, Load)):
-            for product, factor in load.index.terms:
-                for position, atom in enumerate(product):
-                    if isinstance(atom, Element):
-                        rest = product[:position] + product[position + 1 :]
-                        found.append((load, atom, Index(((rest, factor),))))
-    return found
-
-
-def _row_counts(kernel: Kernel, sizes: Mapping[str, int]) -> dict[str, int]:
-    """For each buffer that names rows, how many there are."""
-    counts: dict[str, int] = {}
-    for load, element, _ in _row_loads(kernel):
-        # The row's length is a sum, so the load has a term for each of its parts.
-        length = sum(
-            evaluate(part, sizes)
-            for other, own, part in _row_loads(kernel)
-            if other is load and own is element
-        )
-        for named in loads_of(element.expr):
-            counts[named.buffer.name] = evaluate(load.buffer.size, sizes) // max(length, 1)
-    return {name: max(count, 1) for name, count in counts.items()}
-
-
-def _array(dtype: DType, length: int, random: np.random.Generator) -> Array:
-    if dtype is DType.BOOL:
-        return random.integers(0, 2, length).astype(np.bool_)
-    has_special = random.integers(0, 4) == 0
-    where = random.integers(0, 12, length) == 0
-    if not dtype.is_float:
-        limits = np.iinfo(NUMPY[dtype])
-        small = random.integers(-9 if limits.min < 0 else 0, 10, length)
-        extreme = random.choice([limits.min, limits.max], length)
-        return np.where(has_special & where, extreme, small).astype(NUMPY[dtype])
-    steps = int(LIMIT / STEP)
-    plain = random.integers(-steps, steps + 1, length) * STEP
-    special = random.choice([np.nan, np.inf, -np.inf, -0.0, -0.0], length)
-    values = np.where(has_special & where, special, plain)
-    if dtype is DType.BF16:
-        return np.array([bf16_bits(float(value)) for value in values], np.uint16)
-    return values.astype(NUMPY[dtype])
-
-
-# --- comparison ---
-
-_RELATIVE: Final = {DType.F64: 1e-12, DType.F32: 3e-5, DType.F16: 2**-9, DType.BF16: 2**-7}
-_ABSOLUTE: Final = {DType.F64: 1e-280, DType.F32: 1e-30, DType.F16: 2**-23, DType.BF16: 1e-30}
-
-
-def difference(
-    kernel: Kernel, actual: Mapping[str, Array], expected: Mapping[str, Array]
-) -> str | None:
-    """Where two results of a kernel differ by more than they may; None if nowhere."""
-    for buffer in kernel.written:
-        got, want = actual[buffer.name], expected[buffer.name]
-        for place in np.flatnonzero(~_agree(kernel, buffer, got, want)):
-            return f"{buffer.name}[{place}] is {got[place]!r}, not {want[place]!r}"
-    return None
-
-
-def _agree(kernel: Kernel, buffer: Buffer, got: Array, want: Array) -> Array:
-    dtype = buffer.dtype
-    if not dtype.is_float:
-        return np.asarray(got == want)
-    if dtype is DType.BF16:
-        got, want = (np.array([bf16_value(bits) for bits in x], np.float32) for x in (got, want))
-    if buffer.name.startswith(EXACT):
-        return np.asarray((got == want) | (np.isnan(got) & np.isnan(want)))
-    computed = {node.dtype for statement in kernel.statements for node in nodes(statement)}
-    # An f64 may have been computed from an f32.
-    precision = DType.F32 if dtype is DType.F64 and DType.F32 in computed else dtype
-    return np.isclose(
-        got.astype(np.float64),
-        want.astype(np.float64),
-        rtol=_RELATIVE[precision],
-        atol=_ABSOLUTE[dtype],
-        equal_nan=True,
-    )
+def _is_scratch(expr: Expr) -> bool:
+    return isinstance(expr, Load) and expr.buffer.is_scratch

@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from typing import Final
 
-from stator.codegen.llvm import jit
-from stator.codegen.llvm.shape import arguments_of, symbols_of
-from stator.loops import interp
-from stator.loops.ir import Kernel
-from tests.fuzz.kernels import difference, inputs, kernels
+import pytest
 
-EXAMPLES = 200
+from tests.fuzz.cases import case_of, decisions_of, explained, failure
+
+KERNELS: Final = 2000
+SHARDS: Final = 8  # so that several workers share them
 
 
-@settings(
-    max_examples=EXAMPLES,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
-@given(kernel=kernels(), seed=st.integers(0, 1 << 30), threads=st.sampled_from([1, 2]))
-def test_machine_code_agrees_with_the_interpreter(kernel: Kernel, seed: int, threads: int) -> None:
-    arguments, sizes = inputs(kernel, seed)
-    expected = {name: array.copy() for name, array in arguments.items()}
-    interp.run(kernel, expected, sizes)
-
-    module = jit.load([kernel])
-    given_buffers = [arguments[buffer.name].ctypes.data for buffer in arguments_of(kernel)]
-    given_sizes = [sizes[symbol.name] for symbol in symbols_of(kernel)]
-    module.entries[kernel.name](*given_buffers, *given_sizes, threads)
-
-    assert difference(kernel, arguments, expected) is None
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_machine_code_agrees_with_the_interpreter(shard: int) -> None:
+    for number in range(shard, KERNELS, SHARDS):
+        case = case_of(decisions_of(number))
+        try:
+            wrong = failure(case)
+        except Exception as error:
+            raise AssertionError(explained(number)) from error
+        assert wrong is None, explained(number)

@@ -198,3 +198,22 @@ def test_factors_of_axes() -> None:
     assert index.factor_of(AXES[2]) is None
     assert index.factor_of(AXES[3]) is ZERO
     assert (I0 * I0).factor_of(AXES[0]) is None
+
+
+def test_a_quotient_and_its_remainder_are_the_whole_also_by_symbols() -> None:
+    whole, n, m = Index.of(Axis("j", Index.of(S0) * S1)), Index.of(S0), Index.of(S1)
+
+    assert n * (whole // n) + whole % n is whole
+    assert 3 * n * m * (whole // n) + 3 * m * (whole % n) is 3 * m * whole
+    assert n * m * (whole // (n * m)) + whole % (n * m) is whole
+    assert (n * (whole // m) + whole % n) is not whole
+
+
+def test_a_signed_symbol_is_not_known_to_be_natural() -> None:
+    size, number = Index.of(Symbol("n")), Index.of(Symbol("k", is_signed=True))
+
+    assert is_at_least(size, 0)
+    assert not is_at_least(number, 0)
+    assert not is_at_least(size * number, 0)
+    assert not is_at_least(number // 2, 0)
+    assert is_at_least(number % 2, 0)

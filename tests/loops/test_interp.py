@@ -17,7 +17,9 @@ from stator.loops.interp import NUMPY, bf16_bits, bf16_value, convert, run
 from stator.loops.ir import Combine, Kernel
 from stator.loops.parse import parse
 from stator.loops.prims import Prim
-from tests.fuzz.kernels import difference, inputs, kernels
+from tests.fuzz.arguments import inputs
+from tests.fuzz.compare import difference
+from tests.fuzz.kernels import kernels
 
 
 def execute(text: str, sizes: dict[str, int] | None = None, **tensors: torch.Tensor) -> None:

@@ -131,6 +131,18 @@ def test_every_kind_of_index() -> None:
         assert part in body(kernel)[0]
 
 
+def test_a_number_that_may_be_negative_is_declared_as_one() -> None:
+    number, size = Symbol("k", is_signed=True), Symbol("s0")
+    buffer = Buffer("x", DType.F32, Index.of(number) + Index.of(size))
+    value = Load(DType.F32, buffer, Index.of(I0) + number)
+
+    text = to_text(storing(value))
+
+    assert "  number k\n" in text
+    assert "size" not in text
+    assert parse(text) is storing(value)
+
+
 def test_what_a_statement_shares_stands_once() -> None:
     x = Load(DType.F32, Buffer("x", DType.F32, Index.of(8)), Index.of(I0))
     value: Expr = apply(Prim.EXP, x)

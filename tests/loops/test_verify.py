@@ -50,6 +50,7 @@ RIGHT: Final = {
     "gather": "stage i1: 8\n out[8*i0 + i1] = x[[n[i0]] + i1]",
     "scatter": "stage i1: 8\n out[[n[8*i0 + i1]]] = x[i1]",
     "in place": "stage i1: 8\n out[8*i0 + i1] = add(out[8*i0 + i1], 1.0:f32)",
+    "own row": "stage i1: 8\n out[8*i0 + i1] = x[i1]\n stage\n ints[i0] = i64(out[8*i0 + 7])",
     "reversed": "stage i1: s0\n acc sum= dynamic[-i1 + s0 - 1]\n stage\n out[i0] = acc",
     "halves": "stage\n out[2*i0] = x[0]\n out[2*i0 + 1] = x[1]",
     "unit axis": "stage i1: 1\n out[i0] = x[i0]",
@@ -90,6 +91,14 @@ WRONG: Final = {
         "scratch e is loaded before it is stored",
     ),
     "neighbour's output": ("stage\n out[i0] = out[-i0 + 3]", "out is stored to at another index"),
+    "neighbour in a loop": (
+        "stage i1: 8\n out[8*i0 + i1] = out[8*i0 - i1 + 7]",
+        "out is stored to at another index",
+    ),
+    "neighbour's row": (
+        "stage i1: 4\n out[8*i0 + i1] = x[i1]\n stage\n bools[i0] = lt(out[8*i0 + 5], x[i0])",
+        "out is stored to at another index",
+    ),
     "past the end": ("stage i1: 8\n out[8*i0 + i1] = x[8*i0 + i1 + 1]", "x ends before"),
     "store past the end": ("stage i1: 9\n out[8*i0 + i1] = x[i1]", "out ends before"),
     "below zero": ("stage\n out[i0] = x[i0 - 1]", "i0 - 1 is negative"),
@@ -211,14 +220,15 @@ def applied(prim: Prim, dtype: DType) -> Kernel:
 
 
 LOGIC: Final = (Prim.AND, Prim.OR, Prim.XOR, Prim.NOT, Prim.SHL, Prim.SHR)
+RANDOM: Final = (Prim.THREEFRY_0, Prim.THREEFRY_1)
 
 
 @pytest.mark.parametrize("prim", Prim, ids=lambda prim: prim.name.lower())
 def test_primitives_take_floats_unless_they_are_of_bits(prim: Prim) -> None:
-    if prim not in LOGIC:
+    if prim not in (*LOGIC, *RANDOM):
         verify(applied(prim, DType.F32))
         return
-    verify(applied(prim, DType.I64))
+    verify(applied(prim, DType.I32 if prim in RANDOM else DType.I64))
     refused(applied(prim, DType.F32), f"{prim.name.lower()} does not take f32")
 
 

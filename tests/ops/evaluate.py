@@ -15,6 +15,7 @@ from stator.loops.build import Body, cast
 from stator.loops.index import Index
 from stator.loops.ir import Apply, Buffer, Cast, Const, Expr, Load
 from stator.loops.prims import Prim
+from stator.loops.threefry import threefry
 from stator.ops.table import Pointwise, Promotion
 
 TO_TORCH: Final = {ours: theirs for theirs, ours in TORCH_DTYPES.items()}
@@ -49,6 +50,13 @@ def fused_multiply_add(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
     with np.errstate(all="ignore"):
         total = wide[0] * wide[1] + wide[2]
         return torch.from_numpy(np.asarray(total).astype(np.float64)).to(x.dtype)
+
+
+def random_words(*words: Tensor) -> tuple[Tensor, Tensor]:
+    """Both words of a key (the first two) and a counter (the last two)."""
+    wide = [word.to(torch.int64) & 0xFFFFFFFF for word in words]
+    first, second = threefry((wide[0], wide[1]), (wide[2], wide[3]))
+    return first.to(torch.int32), second.to(torch.int32)
 
 
 EVALUATE: Final[Mapping[Prim, Callable[..., Tensor]]] = {
@@ -106,6 +114,8 @@ EVALUATE: Final[Mapping[Prim, Callable[..., Tensor]]] = {
     Prim.ERFC: torch.erfc,
     Prim.POW: torch.pow,
     Prim.HYPOT: torch.hypot,
+    Prim.THREEFRY_0: lambda *words: random_words(*words)[0],
+    Prim.THREEFRY_1: lambda *words: random_words(*words)[1],
 }
 
 
@@ -174,6 +184,8 @@ def lowered(
         if entry.promotion is Promotion.INPUTS and isinstance(arg, int | float):
             assert kind is not None, "INPUTS always names a type"
             return number(arg, TO_TORCH[kind]).item()  # compared in the type of the tensors
+        if entry.promotion is Promotion.ROUNDED and isinstance(arg, float):
+            return number(arg, like.dtype).item() if like.is_floating_point() else arg
         return arg
 
     expr = entry.body(Body(), *map(given, args), **{k: given(v) for k, v in kwargs.items()})
@@ -182,7 +194,7 @@ def lowered(
 
 def computed_in(entry: Pointwise, args: tuple[Any, ...], like: Tensor) -> DType | None:
     """The type that tensors arrive in; None where each keeps its own."""
-    if entry.promotion is Promotion.RESULT:
+    if entry.promotion in (Promotion.RESULT, Promotion.ROUNDED):
         return TORCH_DTYPES[like.dtype]
     if entry.promotion is Promotion.NONE:
         return None

@@ -7,7 +7,19 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from stator.runtime.plan import Call, Constant, Free, Plan, calls, make_plan
+from stator.loops.index import Index, Symbol
+from stator.runtime.plan import (
+    Call,
+    Constant,
+    Free,
+    Number,
+    Plan,
+    Require,
+    Together,
+    calls,
+    make_plan,
+)
+from tests.runtime.launches import launch
 
 aten = torch.ops.aten
 
@@ -155,3 +167,40 @@ def test_a_plan_calls_only_the_operators_of_the_graph() -> None:
 
     assert all(isinstance(step, Call | Free) for step in plan.steps)
     assert len(list(calls(plan))) == 3
+
+
+# Steps of kernels
+
+
+def test_a_launch_makes_its_allocations_and_takes_the_rest() -> None:
+    step = launch("out", "x", "y")
+
+    assert (step.makes, step.takes, step.writes) == (("out",), ("x", "y"), ())
+    assert str(step) == "out = add(out, x, y, 100)"
+
+
+def test_a_launch_into_an_input_makes_nothing() -> None:
+    step = launch("", "g", writes=("p",))
+
+    assert (step.makes, step.takes, step.writes) == ((), ("p", "g"), ("p",))
+    assert str(step) == "negate(p, g, 100)"
+
+
+def test_a_list_reads_as_its_launches() -> None:
+    step = Together((launch("a", "x"), launch("b", "y")))
+
+    assert str(step) == "together: a = negate(a, x, 100); b = negate(b, y, 100)"
+
+
+def test_a_check_takes_its_flag() -> None:
+    step = Require("flag", IndexError, "index out of range")
+
+    assert (step.makes, step.takes, step.writes) == ((), ("flag",), ())
+    assert str(step) == "require flag == 0: index out of range"
+
+
+def test_a_number_follows_from_sizes() -> None:
+    step = Number("n", 2 * Index.of(Symbol("size_s0")) + 1)
+
+    assert (step.makes, step.takes, step.writes) == (("n",), (), ())
+    assert str(step) == "n = 2*size_s0 + 1"

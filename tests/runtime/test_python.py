@@ -8,15 +8,18 @@ import operator
 import traceback
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import replace
+from typing import Any, Final
 
 import pytest
 import torch
 from torch import Tensor, fx, nn
 
 from stator.core.torch_types import Boxed
-from stator.runtime.plan import make_plan
-from stator.runtime.python import load_plan
+from stator.loops.index import Index, Symbol
+from stator.runtime.plan import Number, Require, Together, make_plan
+from stator.runtime.python import WORTH_THREADS, _threads, load_plan
+from tests.runtime.launches import launch, plan
 
 aten = torch.ops.aten
 
@@ -278,3 +281,121 @@ def test_a_traceback_shows_label_and_generated_line() -> None:
 def test_too_few_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="not enough values"):
         failing()([torch.randn(2, 3)])
+
+
+# Kernels
+
+
+def node(name: str) -> fx.Node:
+    """A value of a plan, by its name."""
+    found: fx.Node = fx.Graph().placeholder(name)
+    return found
+
+
+def test_a_launch_allocates_and_runs() -> None:
+    run = load_plan(plan("x y", launch("out", "x", "y"), outputs=(node("out"),)), "test")
+    x, y = torch.randn(100), torch.randn(100)
+
+    (out,) = run([x, y])
+
+    assert torch.equal(out, x + y)
+
+
+def test_a_launch_of_unknown_size_allocates_what_the_inputs_show() -> None:
+    n, m = Index.of(Symbol("size_n")), Index.of(Symbol("size_m"))
+    step = launch("out", "x", size=(m, n + 1))
+    sizes = {"size_m": "x.size(0)", "size_n": "x.size(1) - 1"}
+    run = load_plan(plan("x", step, outputs=(node("out"),), sizes=sizes), "test")
+
+    for size in ((2, 3), (5, 1), (1, 1), (300, 400)):
+        x = torch.randn(size)
+        (out,) = run([x])
+        assert out.stride() == x.stride()
+        assert torch.equal(out, -x)
+
+
+def test_a_launch_over_a_list_runs_each() -> None:
+    sizes = ((100,), (7, 13), (1,), (300, 300))
+    steps = [launch(f"out{n}", f"x{n}", size=size) for n, size in enumerate(sizes)]
+    outputs = tuple(node(f"out{n}") for n in range(len(sizes)))
+    names = " ".join(f"x{n}" for n in range(len(sizes)))
+    run = load_plan(plan(names, Together(tuple(steps)), outputs=outputs), "test")
+    inputs = [torch.randn(size) for size in sizes]
+
+    results = run(list(inputs))
+
+    for result, value in zip(results, inputs, strict=True):
+        assert torch.equal(result, -value)
+
+
+def test_a_launch_into_an_input_returns_nothing_and_changes_it() -> None:
+    run = load_plan(plan("p g", launch("", "g", writes=("p",))), "test")
+    p, g = torch.zeros(100), torch.randn(100)
+
+    assert run([p, g]) == ()
+    assert torch.equal(p, -g)
+
+
+def test_an_input_that_lies_otherwise_is_copied_first() -> None:
+    step = launch("out", "x", size=(10, 10))
+    layouts = {"x": ((Index.of(10), Index.of(1)), torch.float32)}
+    base = plan("x", step, outputs=(node("out"),))
+    run = load_plan(replace(base, layouts=layouts), "test")
+    x = torch.randn(10, 10)
+
+    for given in (x, x.t(), x.double()):
+        assert torch.equal(run([given])[0], -given.float())
+
+
+def test_an_input_that_is_stored_into_must_lie_as_planned() -> None:
+    step = launch("", "g", size=(10, 10), writes=("p",))
+    layouts = {"p": ((Index.of(10), Index.of(1)), torch.float32)}
+    run = load_plan(replace(plan("p g", step), layouts=layouts), "test")
+
+    with pytest.raises(RuntimeError, match="compile the function again"):
+        run([torch.zeros(10, 10).t(), torch.zeros(10, 10)])
+
+
+def test_a_check_raises_its_own_error_if_the_flag_is_set() -> None:
+    run = load_plan(plan("flag", Require("flag", IndexError, 'out of "range"')), "test")
+
+    assert run([torch.tensor(0)]) == ()
+    with pytest.raises(IndexError, match='out of "range"'):
+        run([torch.tensor(1)])
+
+
+def test_nothing_behind_a_broken_check_runs() -> None:
+    steps = (Require("flag", ValueError, "no"), launch("", "g", writes=("p",)))
+    run = load_plan(plan("flag p g", *steps), "test")
+    p = torch.zeros(100)
+
+    with pytest.raises(ValueError, match="no"):
+        run([torch.tensor(1), p, torch.ones(100)])
+
+    assert torch.equal(p, torch.zeros(100))
+
+
+def test_a_number_is_computed_from_the_sizes() -> None:
+    n = Index.of(Symbol("size_n"))
+    numbers = {"plain": 3 * n - 1, "half": n // 2, "rest": (n + 1) % 4, "square": n * n}
+    steps = tuple(Number(name, index) for name, index in numbers.items())
+    outputs = tuple(node(name) for name in numbers)
+    run = load_plan(plan("x", *steps, outputs=outputs, sizes={"size_n": "x.size(0)"}), "test")
+
+    for size in (2, 7, 100):
+        expected = (3 * size - 1, size // 2, (size + 1) % 4, size * size)
+        assert run([torch.empty(size)]) == expected
+
+
+WORK: Final = {
+    "little": (Index.of(WORTH_THREADS - 1), "1"),
+    "enough": (Index.of(WORTH_THREADS), "all"),
+    "unknown": (2 * Index.of(Symbol("n")), f"all if 2*n >= {WORTH_THREADS} else 1"),
+}
+
+
+@pytest.mark.parametrize("name", WORK)
+def test_threads_are_asked_for_where_there_is_work(name: str) -> None:
+    work, expected = WORK[name]
+
+    assert _threads(work, "all") == expected

@@ -8,8 +8,8 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PACKAGE: Final = ROOT / "src" / "stator"
-CODE_FOLDERS: Final = ("src", "tests", "benchmarks", "examples")
-TEXT_FOLDERS: Final = (*CODE_FOLDERS, "docs", ".ci")
+CODE_FOLDERS: Final = ("src", "tests", "benchmarks", "examples", "docs")
+TEXT_FOLDERS: Final = (*CODE_FOLDERS, ".ci")
 # Made by tools inside the folders above, never committed.
 MADE_BY_TOOLS: Final = ("__pycache__", ".egg-info")
 # Everything else in the repository is text.

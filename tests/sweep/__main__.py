@@ -33,7 +33,7 @@ _GIB: Final = 2**30
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the sweep; 0 when nothing fails without a reviewed reason."""
-    chosen = _parser().parse_args(arguments)
+    chosen = _parsed(arguments)
     console = Console()
     todo = units(chosen.ops, chosen.dtypes, chosen.in_place)
     if not todo:
@@ -65,6 +65,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if summary.is_good else 1
 
 
+def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    chosen = _parser().parse_args(arguments)
+    if chosen.kernels is not None:
+        chosen.backend = "stator+kernels" if chosen.kernels else "stator+no-kernels"
+    return chosen
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.sweep", description=__doc__)
     parser.add_argument("--ops", nargs="+", default=["*"], metavar="PATTERN")
@@ -72,6 +79,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--in-place", action="store_true", help="in-place methods as well")
     parser.add_argument("--samples", type=int, default=4, help="at most so many of each")
     parser.add_argument("--backend", default="stator", help="a name, or module:function")
+    parser.add_argument(
+        "--kernels",
+        action=argparse.BooleanOptionalAction,
+        help="our own backend with native kernels on or off; neither: as users get it",
+    )
     parser.add_argument("--peer", default="aot_eager", help="who is asked when we fail")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--limit", type=float, default=60.0, help="seconds for one run of a case")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final
 
-from tests.sweep.cases import Unit
+from tests.sweep.cases import BACKWARD, Unit
 
 LARGEST_SHARE: Final = 0.005  # of all cases
 
@@ -29,7 +29,21 @@ class Known:
         )
 
 
-KNOWN: Final[tuple[Known, ...]] = ()
+# The terms of such a sum are rounded by eager too; added exactly, its own terms are as far from
+# float64 as our sum is, and farther than twice what its sum happens to be.
+_BY_CHANCE: Final = "a sum of terms that cancel: eager's roundings happen to cancel as well"
+
+KNOWN: Final[tuple[Known, ...]] = (
+    Known("atan2", _BY_CHANCE, "float32", BACKWARD),
+    Known("addbmm", _BY_CHANCE, "float32", BACKWARD),
+    Known("nn.functional.multilabel_soft_margin_loss", _BY_CHANCE, "float32"),
+    Known(
+        "tensordot",
+        "torch's fake tensors have other strides than eager: bfloat16, expanded times transposed",
+        "bfloat16",
+        BACKWARD,
+    ),
+)
 
 
 def reason_for(unit: Unit) -> str | None:

@@ -19,7 +19,11 @@ from torch.utils import _pytree as pytree
 from tests.sweep.cases import BACKWARD, Unit
 
 # A failure inside the compiler must be seen here, not be covered by its fallback to eager.
-BACKEND_OPTIONS: Final[dict[str, dict[str, Any]]] = {"stator": {"strict": True}}
+BACKEND_OPTIONS: Final[dict[str, dict[str, Any]]] = {
+    "stator": {"strict": True},
+    "stator+kernels": {"strict": True, "kernels": True, "fallback_random": True},
+    "stator+no-kernels": {"strict": True, "kernels": False},
+}
 _WIDER: Final = {
     torch.bfloat16: torch.float64,
     torch.float16: torch.float64,
@@ -65,7 +69,6 @@ class Observation:
     cotangents: tuple[Any, ...] = ()
     inputs: tuple[Any, ...] = ()
     mutated: tuple[bool, ...] = ()
-    drew_random_numbers: bool = False
     random_state: bytes = field(default=b"", repr=False)
     graphs: int = 0  # how many the compiler was handed
 
@@ -104,9 +107,12 @@ def run_compiled(case: Case, backend: str, eager: Observation, limit: float) -> 
 
 
 def _backend(name: str) -> str | Callable[..., Any]:
-    """A backend by its registered name or, written `module:function`, by where it is defined."""
+    """A backend by its registered name or, written `module:function`, by where it is defined.
+
+    What follows a `+` names its options.
+    """
     if ":" not in name:
-        return name
+        return name.partition("+")[0]
     module, function = name.split(":")
     found: Callable[..., Any] = getattr(importlib.import_module(module), function)
     return found
@@ -127,11 +133,9 @@ def _observe(
     inputs = _tensors((first, args, kwargs))
     versions = [tensor._version for tensor in inputs]
     torch.manual_seed(case.unit.seed)
-    before = _random_state()
     try:
         with _deadline(limit):
             result = function(first, *args, **kwargs)
-            after = _random_state()
             gradients, cotangents = _differentiate(case, result, sources, cotangents)
     except (Exception, OutOfTimeError) as error:
         return Observation(error=error, graphs=_graphs())
@@ -146,7 +150,6 @@ def _observe(
         mutated=tuple(
             tensor._version != version for tensor, version in zip(inputs, versions, strict=True)
         ),
-        drew_random_numbers=before != after,
         random_state=_random_state(),
         graphs=_graphs(),
     )

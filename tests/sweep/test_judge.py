@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.sweep.cases import BACKWARD, FORWARD, Unit, samples, spread
-from tests.sweep.judge import BOTH_FAIL, EXCEPTION, PASS, Judge, Outcome
-from tests.sweep.observe import Case
+from tests.sweep.judge import BOTH_FAIL, EXCEPTION, PASS, Judge, Outcome, differences
+from tests.sweep.observe import Case, Observation
 
 
 def _judge(backend: str, unit: Unit, limit: float = 60.0) -> Outcome:
@@ -66,6 +66,20 @@ def test_what_fails_with_the_peer_too_is_no_exception() -> None:
     assert judge(Case.of(unit, index, sample)).verdict == BOTH_FAIL
     judge = Judge(f"{faults}:loses_accuracy", peer=f"{faults}:draws_twice")
     assert judge(Case.of(unit, index, sample)).verdict == EXCEPTION
+
+
+@pytest.mark.parametrize(("ours", "is_same"), [(-1e-6, True), (0.06, False), (0.125, True)])
+def test_where_eager_is_rounding_noise_the_exact_result_passes(ours: float, is_same: bool) -> None:
+    unit = Unit("exp", "float32", FORWARD)
+    index, sample = samples(unit, 1).chosen[0]
+    eager, actual, wide = (
+        Observation(outputs=(torch.tensor([value], dtype=dtype),))
+        for value, dtype in ((0.125, torch.float32), (ours, torch.float32), (0.0, torch.float64))
+    )
+
+    found = differences(Case.of(unit, index, sample), eager, actual, lambda: wide)
+
+    assert ("outputs: values" not in found) == is_same
 
 
 def _cholesky_of(matrix: torch.Tensor) -> Case:

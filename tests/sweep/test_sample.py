@@ -7,12 +7,12 @@ from typing import Final
 
 import pytest
 
+from tests.parity import KERNELS
 from tests.sweep.cases import DTYPES, operators, samples, units
 from tests.sweep.exceptions import reason_for
 from tests.sweep.judge import EXCEPTION, Judge
 from tests.sweep.observe import Case
 
-_BACKEND: Final = "stator"
 _ONE_IN: Final = 8  # of the operators that are not risky
 _DTYPES: Final = tuple(dtype for dtype in DTYPES if dtype != "float64")  # float32 stands for it
 
@@ -55,7 +55,7 @@ def _others() -> list[str]:
 
 
 def _failures(op: str, cap: int, in_place: bool) -> list[str]:
-    judge = Judge(_BACKEND)
+    judge = Judge("stator+kernels" if KERNELS.get() else "stator+no-kernels")
     found = []
     for unit in units([op], _DTYPES, in_place):
         for index, sample in samples(unit, cap).chosen:

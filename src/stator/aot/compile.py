@@ -16,6 +16,7 @@ from stator.aot.trace import trace
 from stator.aot.wrappers import inference_call
 from stator.core.fallback import note_fallback
 from stator.core.torch_types import Flat
+from stator.errors import OptionError, Unsupported
 from stator.graph.run import Ctx, dump_graph
 from stator.graph.verify import verify
 from stator.torch_api import FakeTensorMode, autocast_state, is_traceable_wrapper_subclass
@@ -28,9 +29,9 @@ class Tools:
     ctx: Ctx
     compile_graph: CompileGraph
 
-    def specialize(self, function: Flat) -> Specialized:
+    def specialize(self, function: Flat, *, replays_random: bool = False) -> Specialized:
         """`function`, compiled for each new kind of arguments."""
-        return Specialized(function, self)
+        return Specialized(function, self, replays_random)
 
     def on_failure(self, error: Exception) -> None:
         """Say that something runs uncompiled; under `Options.strict`, raise."""
@@ -94,6 +95,7 @@ class Specialized:
 
     function: Flat
     tools: Tools
+    replays_random: bool = False  # it draws again what a compiled program has drawn
     compiled: dict[Any, Flat] = field(default_factory=dict)
 
     def __call__(self, *arguments: Any) -> Sequence[Any]:
@@ -109,8 +111,15 @@ class Specialized:
     def _fall_back(self, error: Exception, key: Any, arguments: Sequence[Any]) -> Sequence[Any]:
         """Run in eager mode from now on; what the program itself raises is raised as it is."""
         ctx = self.tools.ctx
-        if ctx.options.strict:
+        if ctx.options.strict or isinstance(error, OptionError):
             note_fallback(error, ctx.record, strict=True)
+        if self.replays_random and ctx.options.kernels and not ctx.options.fallback_random:
+            raise Unsupported(
+                ctx.record.running,
+                f"{type(error).__name__}: {error}",
+                hint="eager would draw other random numbers than the kernels did; "
+                "Options.fallback_random draws eager's from the start",
+            ) from error
         outputs = self.function(*arguments)
         note_fallback(error, ctx.record, strict=False)
         self.compiled[key] = self.function

@@ -45,7 +45,7 @@ class Compilers(Protocol):
         """A forward or backward graph."""
         ...
 
-    def specialize(self, function: Flat) -> Flat:
+    def specialize(self, function: Flat, *, replays_random: bool = False) -> Flat:
         """A program, compiled for each new kind of arguments."""
         ...
 
@@ -229,7 +229,10 @@ class _Backward:
             )
         _check_versions(ctx, self.needed)
         if missing not in self.higher:
-            self.higher[missing] = self.tools.specialize(self.gradients.without(missing))
+            self.higher[missing] = self.tools.specialize(
+                self.gradients.without(missing),
+                replays_random=self.traced.program.draws_random,
+            )
         arguments = [*ctx.primals]
         arguments += [tangent for tangent in tangents if tangent is not None]
         if not self.traced.program.draws_random:

@@ -26,6 +26,7 @@ from stator.aot.metadata import (
     ValueFact,
 )
 from stator.aot.observe import Before, Observed, observe
+from stator.aot.statistics import settle_statistics
 from stator.aot.subclasses import Layout, Plain, Wrapped, layout_of, put_together, take_apart, width
 from stator.aot.tokens import strip_tokens
 from stator.aot.views import View, geometry_between, steps_between
@@ -262,6 +263,7 @@ class _Tracer:
         """Tidy the graph up and say what it does."""
         graph = module.graph
         strip_tokens(graph)
+        settle_statistics(graph)
         _placeholders_first(graph)
         placeholders = graph.find_nodes(op="placeholder")
         primals, tangents = placeholders[: len(self.plain)], placeholders[len(self.plain) :]

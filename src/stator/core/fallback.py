@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 
 from stator.core.events import Compilation
-from stator.errors import CompileError, StatorError, StatorWarning
+from stator.errors import CompileError, OptionError, StatorError, StatorWarning
 
 
 def explained(error: Exception, record: Compilation) -> StatorError:
@@ -21,9 +21,12 @@ def explained(error: Exception, record: Compilation) -> StatorError:
 
 
 def note_fallback(error: Exception, record: Compilation, strict: bool) -> None:
-    """Warn that a graph runs in eager mode, naming the stage; under `strict`, raise instead."""
+    """Warn that a graph runs in eager mode, naming the stage; under `strict`, raise instead.
+
+    A wrong option is raised in any case: it is the user's to mend, and eager mode would hide it.
+    """
     reason = explained(error, record)
-    if strict:
+    if strict or isinstance(reason, OptionError):
         raise reason from error
     stage = reason.stage if isinstance(reason, CompileError) else record.running
     record.fallback = str(reason)

@@ -1,8 +1,8 @@
 """Integer algebra over axes and size symbols: sums of products, floor division, modulo.
 
 An index is a polynomial with integer coefficients.  Its atoms are axes (0 <= axis < size), symbols
-for sizes known at run time (>= 0), and quotients and remainders that did not simplify.  All is
-exact: no rule depends on a guess, so an index means the same before and after.
+for sizes known at run time (>= 0 unless signed), and quotients and remainders that did not
+simplify.  All is exact: no rule depends on a guess, so an index means the same before and after.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any, TypeAlias
 
 from stator.core.interning import Interned
+from stator.loops.prims import Prim
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,9 +29,10 @@ class Axis(metaclass=Interned):
 
 @dataclass(frozen=True, eq=False)
 class Symbol(metaclass=Interned):
-    """A size known at run time.  Text form: `s0`."""
+    """A size known at run time; signed: a number that may be negative.  Text form: `s0`."""
 
     name: str
+    is_signed: bool = False
 
     def __str__(self) -> str:
         return self.name
@@ -207,7 +209,7 @@ def lower_bound(index: Index) -> Index | None:
 
 
 def is_at_least(index: Index, number: int) -> bool:
-    """Whether a size-only index is known to reach `number`: symbols are at least 0."""
+    """Whether a size-only index is known to reach `number`: sizes are at least 0."""
     rest = index - number
     return all(
         factor >= 0 and all(_is_natural(atom) for atom in product) for product, factor in rest.terms
@@ -219,7 +221,10 @@ def _is_natural(atom: Atom) -> bool:
     if isinstance(atom, Quotient):
         low = lower_bound(atom.value)
         return low is not None and is_at_least(low, 0)
-    return not isinstance(atom, Element)
+    if isinstance(atom, Element):
+        clamped = _clamped_to(atom.expr)
+        return clamped is not None and clamped[0] >= 0
+    return not (isinstance(atom, Symbol) and atom.is_signed)
 
 
 def _bound(index: Index, *, upper: bool) -> Index | None:
@@ -247,7 +252,21 @@ def _atom_bound(atom: Atom, *, upper: bool) -> Index | None:
             limit = _bound(atom.value, upper=upper)
             return None if limit is None else limit // atom.by
         case Element():
-            return None
+            clamped = _clamped_to(atom.expr)
+            return None if clamped is None else Index.of(clamped[upper])
+
+
+def _clamped_to(expr: Any) -> tuple[int, int] | None:
+    """The bounds of max(min(x, high), low); None for other expressions."""
+    if getattr(expr, "prim", None) is not Prim.MAX:
+        return None
+    inner, low = expr.args
+    if getattr(inner, "prim", None) is not Prim.MIN:
+        return None
+    least, most = getattr(low, "value", None), getattr(inner.args[1], "value", None)
+    if not isinstance(least, int) or not isinstance(most, int) or most < least:
+        return None
+    return least, most
 
 
 def _sum(terms: Iterable[tuple[Product, int]]) -> Index:
@@ -261,21 +280,29 @@ def _sum(terms: Iterable[tuple[Product, int]]) -> Index:
 
 def _recombine(total: dict[Product, int]) -> None:
     """c*by*(v // by) + c*(v % by)  -->  c*v"""
-    for product in [product for product in total if len(product) == 1]:
-        atom, factor = product[0], total[product]
-        if not factor or not isinstance(atom, Remainder) or atom.by.constant is None:
-            continue
-        quotient = atom.value // atom.by
-        if len(quotient.terms) != 1 or quotient.terms[0][1] != 1:
-            continue
-        partner = quotient.terms[0][0]
-        if total.get(partner) != factor * atom.by.constant:
-            continue
-        total[product] = total[partner] = 0
-        for part, scale in atom.value.terms:
-            total[part] = total.get(part, 0) + scale * factor
-        _recombine(total)  # the parts may meet others
-        return
+    for product in list(total):
+        for place, atom in enumerate(product):
+            if not total[product] or not isinstance(atom, Remainder) or len(atom.by.terms) != 1:
+                continue
+            factor, others = total[product], product[:place] + product[place + 1 :]
+            partner = _whole_part(atom, others)
+            if partner is None or total.get(partner[0]) != factor * partner[1]:
+                continue
+            total[product] = total[partner[0]] = 0
+            for part, scale in atom.value.terms:
+                joined = _ordered(part + others)
+                total[joined] = total.get(joined, 0) + scale * factor
+            _recombine(total)  # the parts may meet others
+            return
+
+
+def _whole_part(atom: Remainder, others: Product) -> tuple[Product, int] | None:
+    """What by*(v // by) is as a term, beside other factors, where v % by stands there."""
+    quotient = atom.value // atom.by
+    if len(quotient.terms) != 1 or quotient.terms[0][1] != 1:
+        return None
+    ((symbols, number),) = atom.by.terms
+    return _ordered((*quotient.terms[0][0], *symbols, *others)), number
 
 
 def _ordered(product: Product) -> Product:

@@ -307,10 +307,14 @@ class _KernelParser:
         elif word == "size":
             line.take("size")
             self.declare(line.name("the name of a size"))
+        elif word == "number":
+            line.take("number")
+            name = line.name("the name of a number")
+            self.scope.symbols[name] = Symbol(name, is_signed=True)
         elif word in ("buffer", "scratch"):
             self.buffer(line)
         else:
-            line.fail("'buffer', 'scratch', 'size', 'shares', 'list', 'outer' or 'stage'")
+            line.fail("'buffer', 'scratch', 'size', 'number', 'shares', 'list', 'outer' or 'stage'")
 
     def declare(self, name: str) -> None:
         self.scope.symbols.setdefault(name, Symbol(name))

@@ -14,9 +14,10 @@
         out[4096*i0 + i1] = div(e[i1], acc1)
 
 Types follow from the buffers; only constants say theirs (`2.5:f32`).  Symbols that no buffer's or
-axis's size holds are declared (`size s1`).  A computation that one statement uses several times,
-or that is nested very deep, stands above the statement: `let t0 = …`.  That is notation alone:
-nodes are shared, so it changes nothing but the length of the text, which is exponential without.
+axis's size holds are declared (`size s1`), and all that may be negative (`number s2`).  A
+computation that one statement uses several times, or that is nested very deep, stands above the
+statement: `let t0 = …`.  That is notation alone: nodes are shared, so it changes nothing but the
+length of the text, which is exponential without.
 """
 
 from __future__ import annotations
@@ -78,12 +79,7 @@ class _Printer:
     def lines(self) -> Iterator[str]:
         kernel = self.kernel
         yield f"kernel {kernel.name}"
-        for kind in ("buffer", "scratch"):
-            for buffer in buffers(kernel):
-                if buffer.is_scratch == (kind == "scratch"):
-                    yield f"  {kind} {buffer.name}: {buffer.dtype!r}[{self.index(buffer.size)}]"
-        for symbol in self.undeclared():
-            yield f"  size {symbol}"
+        yield from self.declarations()
         if kernel.is_list:
             yield "  list"
         for written, read in kernel.shares:
@@ -96,16 +92,32 @@ class _Printer:
             for statement in stage.body:
                 yield from self.statement(statement)
 
+    def declarations(self) -> Iterator[str]:
+        """Lines of symbols and buffers: what may be negative first, for buffers' sizes hold it."""
+        for symbol in self.signed():
+            yield f"  number {symbol}"
+        for kind in ("buffer", "scratch"):
+            for buffer in buffers(self.kernel):
+                if buffer.is_scratch == (kind == "scratch"):
+                    yield f"  {kind} {buffer.name}: {buffer.dtype!r}[{self.index(buffer.size)}]"
+        for symbol in self.undeclared():
+            yield f"  size {symbol}"
+
     def undeclared(self) -> list[Symbol]:
         """Symbols of the statements that no size of the header holds."""
         declared = {symbol for size in header_sizes(self.kernel) for symbol in symbols(size)}
-        used = [
-            symbol
-            for statement in self.kernel.statements
-            for index in indices(statement)
-            for symbol in symbols(index)
-        ]
+        used = [symbol for symbol in self.used() if not symbol.is_signed]
         return [symbol for symbol in dict.fromkeys(used) if symbol not in declared]
+
+    def used(self) -> list[Symbol]:
+        """Symbols of the statements."""
+        found = [index for statement in self.kernel.statements for index in indices(statement)]
+        return [symbol for index in found for symbol in symbols(index)]
+
+    def signed(self) -> list[Symbol]:
+        """Symbols that may be negative, in whatever place."""
+        header = [symbol for size in header_sizes(self.kernel) for symbol in symbols(size)]
+        return [s for s in dict.fromkeys((*header, *self.used())) if s.is_signed]
 
     def axes(self, axes: tuple[Axis, ...]) -> str:
         return ", ".join(f"{axis.name}: {self.index(axis.size)}" for axis in axes)

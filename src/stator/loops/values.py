@@ -74,6 +74,10 @@ class Builder(Protocol):
         """Raise `error` at run time unless every element of the bool `holds` is true."""
         ...
 
+    def handed(self, number: int) -> Index:
+        """A number that kernels are handed: those that differ in it alone are one."""
+        ...
+
 
 def broadcast(value: Value, size: Sequence[Index]) -> Value:
     """`value` seen in a larger size, as torch broadcasts."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Final, NoReturn
@@ -222,9 +222,9 @@ class _Verifier:
     def need_apart(self, index: Index) -> None:
         """Outer iterations run at the same time: what they combine into must differ."""
         for axis in self.kernel.outer:
-            step = index.factor_of(axis)
-            is_met = axis.size.constant in (0, 1) or (step is not None and step.terms)
-            self.need(bool(is_met), f"iterations of {axis.name} may combine into the same element")
+            # A place that is computed from the axis as well cannot be decided.
+            is_met = axis.size.constant in (0, 1) or any(axis in p for p, _ in index.terms)
+            self.need(is_met, f"iterations of {axis.name} may combine into the same element")
 
     def check_accumulation(self, statement: Accumulate) -> None:
         dtype = statement.value.dtype
@@ -288,7 +288,22 @@ class _Verifier:
                 for s in self.kernel.statements
                 if isinstance(s, Store) and s.buffer is buffer
             ]
-            self.need(load.index in places, f"{buffer.name} is stored to at another index")
+            is_own = load.index in places or (
+                buffer in self.stored_before and any(self.is_in_row(load, p) for p in places)
+            )
+            self.need(is_own, f"{buffer.name} is stored to at another index")
+
+    def is_in_row(self, load: Load, place: Index) -> bool:
+        """Whether an element lies among those that the same outer iteration stored before."""
+        row = _outer_part(load.index, self.kernel.outer)
+        if row is not _outer_part(place, self.kernel.outer):
+            return False
+        inside, stored = load.index - row, place - row
+        low, least = lower_bound(inside), lower_bound(stored)
+        high, most = upper_bound(inside), upper_bound(stored)
+        if low is None or least is None or high is None or most is None:
+            return True
+        return is_at_least(low - least, 0) and is_at_least(most - high, 0)
 
     def check_primitive(self, node: Apply) -> None:
         prim, args = node.prim, node.args
@@ -344,6 +359,12 @@ class _Verifier:
                     f"two iterations of {axis.name} store to one element of {one.buffer.name}",
                 )
         self.at = None
+
+
+def _outer_part(index: Index, outer: Sequence[Axis]) -> Index:
+    """The terms of an index that outer axes move."""
+    moved = [term for term in index.terms if not Index((term,)).axes.isdisjoint(outer)]
+    return Index(tuple(moved))
 
 
 def _guarded(statement: Statement) -> set[Expr]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import torch
@@ -17,7 +17,7 @@ from torch import fx
 
 from stator.core.dtypes import DType, from_torch
 from stator.loops.build import Body, apply, cast, const
-from stator.loops.index import Axis, Index
+from stator.loops.index import Axis, Index, Symbol
 from stator.loops.ir import Apply, Buffer, Combine, Expr, IndexValue, Load, loads_of, walk
 from stator.loops.prims import Prim
 from stator.loops.values import Point, Result, Updates, Value, broadcast, product
@@ -163,6 +163,13 @@ class Lowering:
         assert isinstance(flag, Load), "a reduction lies in memory"
         self.items.append(Check(flag.buffer.name, error, message))
 
+    def handed(self, number: int) -> Index:
+        """A number as a symbol, like a size."""
+        symbol = Symbol(f"number_{number}")
+        self.sizes.sources[symbol] = str(number)
+        self.sizes.hints[symbol] = number
+        return Index.of(symbol)
+
     def _name(self, hint: str) -> str:
         self.count += 1
         return f"_{hint}{self.count}"
@@ -219,7 +226,26 @@ class Lowering:
             self._extern(node, reason)
         else:
             self.values[node] = value
+            self._adopt(node)
             self._keep_if_dear(node)
+
+    def _adopt(self, node: fx.Node) -> None:
+        """Let the tensor that was just scattered into be the node's own: that saves a copy."""
+        value, made = self.values[node], self.items[-2:]
+        if not isinstance(value, Value) or not made or not isinstance(made[-1], Scatter):
+            return
+        before, scatter = made
+        assert isinstance(before, Compute), "what a scatter starts from"
+        size, stride = layout_of(node.meta["val"], self.sizes)
+        point = point_of(axes_of("probe", "o", size))
+        own = Load(scatter.value.dtype, scatter.buffer, place_of(point, stride))
+        if value.load(point) is not own or value.dtype is not scatter.buffer.dtype:
+            return
+        if stride == contiguous(size):
+            buffer = replace(scatter.buffer, name=node.name)
+            self.items[-2:] = [replace(before, buffer=buffer), replace(scatter, buffer=buffer)]
+            self.values[node] = stored(buffer, size, stride)
+            self.real.add(node)
 
     def _why_extern(self, node: fx.Node) -> str | None:
         """None if there is a rule and all values are of kinds that loops know."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import fx
 
-from stator.loops.index import Axis, Element, Index, Quotient, Remainder, Symbol
-from stator.torch_api import size_expression, size_hint
+from stator.loops.index import Axis, Element, Index, Quotient, Remainder, Symbol, is_at_least
+from stator.torch_api import is_natural, size_expression, size_hint
 
 
 @dataclass(slots=True)
@@ -21,6 +22,7 @@ class Sizes:
 
     sources: dict[Symbol, str] = field(default_factory=dict)  # symbol -> expression of the inputs
     hints: dict[Symbol, int] = field(default_factory=dict)
+    symbols: dict[str, Symbol] = field(default_factory=dict)  # by Dynamo's names
 
     def learn(self, placeholder: fx.Node) -> None:
         """Take in the symbols that an input shows."""
@@ -33,20 +35,30 @@ class Sizes:
                     self._found(size, f"{placeholder.name}.size({dim})")
 
     def _found(self, size: torch.SymInt, source: str) -> None:
-        symbol = _symbol(size_expression(size))
-        hint = size_hint(size)
-        if symbol is not None and hint is not None and symbol not in self.sources:
-            self.sources[symbol] = source
-            self.hints[symbol] = hint
+        expression, hint = size_expression(size), size_hint(size)
+        if not expression.is_Symbol or hint is None or expression.name in self.symbols:
+            return
+        symbol = Symbol(f"size_{expression.name}", is_signed=not is_natural(size))
+        self.symbols[expression.name] = symbol
+        self.sources[symbol] = source
+        self.hints[symbol] = hint
 
     def index(self, size: Any) -> Index | None:
         """A size as an index; None if it is no polynomial of sizes that the inputs show."""
         if isinstance(size, torch.SymInt):
-            found = _index(size_expression(size))
-            if found is None or any(s not in self.sources for s in symbols_in(found)):
-                return None
-            return found
+            return self._index(size_expression(size))
         return Index.of(size) if isinstance(size, int) else None
+
+    def _index(self, expression: Any) -> Index | None:
+        """A sympy expression as an index; None where there is no rule for one of its parts."""
+        if expression.is_Integer:
+            return Index.of(int(expression))
+        if expression.is_Symbol:
+            symbol = self.symbols.get(expression.name)
+            return None if symbol is None else Index.of(symbol)
+        parts = [self._index(part) for part in expression.args]
+        known = [part for part in parts if part is not None]
+        return _combined(expression, known) if len(known) == len(parts) > 0 else None
 
     def hint(self, index: Index) -> int:
         """What a size was when the graph was captured."""
@@ -71,34 +83,6 @@ class Sizes:
                 raise AssertionError(f"{atom} is no atom")
 
 
-def symbols_in(index: Index) -> list[Symbol]:
-    """Symbols that a size holds."""
-    found: list[Symbol] = []
-    for product, _ in index.terms:
-        for atom in product:
-            if isinstance(atom, Symbol):
-                found.append(atom)
-            elif isinstance(atom, Quotient | Remainder):
-                found += symbols_in(atom.value) + symbols_in(atom.by)
-    return found
-
-
-def _symbol(expression: Any) -> Symbol | None:
-    return Symbol(f"size_{expression.name}") if expression.is_Symbol else None
-
-
-def _index(expression: Any) -> Index | None:
-    """A sympy expression as an index; None where there is no rule for one of its parts."""
-    if expression.is_Integer:
-        return Index.of(int(expression))
-    if expression.is_Symbol:
-        return Index.of(Symbol(f"size_{expression.name}"))
-    parts = [_index(part) for part in expression.args]
-    if not parts or any(part is None for part in parts):
-        return None
-    return _combined(expression, [part for part in parts if part is not None])
-
-
 def _combined(expression: Any, parts: list[Index]) -> Index | None:
     kind = type(expression).__name__
     if expression.is_Add:
@@ -108,13 +92,18 @@ def _combined(expression: Any, parts: list[Index]) -> Index | None:
     if kind in ("Pow", "PowByNatural"):
         count = parts[1].constant
         return _product([parts[0]] * count) if count is not None and count > 0 else None
-    if kind in ("FloorDiv", "CleanDiv"):
-        return parts[0] // parts[1]
-    if kind in ("Mod", "PythonMod"):
-        return parts[0] % parts[1]
-    if kind == "CeilDiv":
-        return (parts[0] + parts[1] - 1) // parts[1]
-    return None
+    if kind not in _DIVISIONS or not is_at_least(parts[1], 0):
+        return None  # ours divides by positive numbers alone
+    return _DIVISIONS[kind](*parts)
+
+
+_DIVISIONS: Final[dict[str, Callable[[Index, Index], Index]]] = {
+    "FloorDiv": lambda over, under: over // under,
+    "CleanDiv": lambda over, under: over // under,
+    "CeilDiv": lambda over, under: (over + under - 1) // under,
+    "Mod": lambda over, under: over % under,
+    "PythonMod": lambda over, under: over % under,
+}
 
 
 def _product(parts: list[Index]) -> Index:

@@ -8,14 +8,17 @@ from typing import Any, Final
 
 import torch
 
-from stator.core.dtypes import DType
+from stator.core.dtypes import TORCH_DTYPES, DType
 from stator.loops.build import Body, Value, apply, const
 from stator.loops.ir import Cast, Expr
 from stator.loops.prims import Prim
-from stator.ops.pointwise import both
-from stator.ops.table import Promotion, pointwise
+from stator.loops.values import Builder, Point, Result
+from stator.loops.values import Value as Tensor
+from stator.ops.pointwise import both, require_number_of
+from stator.ops.table import Promotion, Takes, lowers, pointwise
 
 aten = torch.ops.aten
+_b = Body()
 
 
 def truth(b: Body, x: Expr) -> Expr:
@@ -118,10 +121,12 @@ BITWISE: Final = {
 }
 
 for _operator, _prim in BITWISE.items():
-    pointwise(_operator.Tensor, _operator.Scalar, _operator.Scalar_Tensor)(_formula(_prim))
+    pointwise(_operator.Tensor, _operator.Scalar, _operator.Scalar_Tensor, takes=Takes.BITS)(
+        _formula(_prim)
+    )
 
 
-@pointwise(aten.bitwise_not.default)
+@pointwise(aten.bitwise_not.default, takes=Takes.BITS)
 def bitwise_not(b: Body, x: Expr) -> Expr:
     """~x"""
     return b.not_(x)
@@ -176,6 +181,7 @@ def _is_within(b: Body, amount: Expr, x: Expr) -> Expr:
 @pointwise(aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar)
 def where(b: Body, condition: Expr, x: Value, y: Value) -> Expr:
     """x where the condition holds, else y"""
+    require_number_of(condition, x, y)  # it has the type of the result
     chosen, other = b.as_expr(x, condition), b.as_expr(y, condition)
     return b.where(truth(b, condition), chosen, other)
 
@@ -183,6 +189,7 @@ def where(b: Body, condition: Expr, x: Value, y: Value) -> Expr:
 @pointwise(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
 def masked_fill(b: Body, x: Expr, mask: Expr, value: Value) -> Expr:
     """The value where the mask holds, else x"""
+    require_number_of(x, value)
     return b.where(truth(b, mask), value, x)
 
 
@@ -192,17 +199,26 @@ def heaviside(b: Body, x: Expr, value: Expr) -> Expr:
     return b.where(b.eq(x, 0), value, b.cast(b.gt(x, 0), x.dtype))
 
 
-@pointwise(aten.nan_to_num.default)
-def nan_to_num(b: Body, x: Expr, nan: Any = None, posinf: Any = None, neginf: Any = None) -> Expr:
+LARGEST: Final = {
+    ours: torch.finfo(theirs).max for theirs, ours in TORCH_DTYPES.items() if ours.is_float
+}
+
+
+@lowers(aten.nan_to_num.default)
+def nan_to_num(
+    t: Builder, result: Result, x: Tensor, nan: Any = None, posinf: Any = None, neginf: Any = None
+) -> Tensor:
     """x with NaN and infinities replaced; by 0 and the largest numbers unless told"""
-    if not x.dtype.is_float:
+    if not result.dtype.is_float:
         return x
-    if x.dtype is not DType.F64 and None in (posinf, neginf):
-        # An f32 expression may stand for half precision, whose largest number is another one.
-        raise NotImplementedError("nan_to_num that asks for the largest number of its type")
-    largest = torch.finfo(torch.float64).max
+    largest = LARGEST[result.dtype]
     upper = largest if posinf is None else posinf
     lower = -largest if neginf is None else neginf
-    finite = b.where(b.eq(x, math.inf), upper, x)
-    finite = b.where(b.eq(x, -math.inf), lower, finite)
-    return b.where(b.is_nan(x), nan or 0, finite)
+
+    def load(point: Point) -> Expr:
+        value = x.load(point)
+        finite = _b.where(_b.eq(value, math.inf), upper, value)
+        finite = _b.where(_b.eq(value, -math.inf), lower, finite)
+        return _b.where(_b.is_nan(value), 0 if nan is None else nan, finite)
+
+    return Tensor(result.size, result.dtype, load)

@@ -1,4 +1,4 @@
-"""Softmax and layer norm, forward and backward, in rows."""
+"""Softmax, forward and backward, and layer norm, in rows."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import torch
 from stator.loops.build import Body, cast
 from stator.loops.ir import Combine, Expr
 from stator.loops.values import Builder, Point, Result, Value
-from stator.ops.reduce import join
+from stator.ops.reduce import count_of, join, read_twice
 from stator.ops.table import lowers
+from stator.ops.variance import inverse_deviation, moments
 
 aten = torch.ops.aten
 _b = Body()
@@ -33,6 +34,7 @@ def softmax(t: Builder, result: Result, x: Value, dim: int, half_to_float: bool)
         return None
     dim %= x.rank
     kind = x.dtype.computed_in
+    x = read_twice(t, x)
     top = _reduce(t, x, dim, Combine.MAX, lambda p: cast(x.load(p), kind))
 
     def shifted(point: Point) -> Expr:
@@ -56,6 +58,7 @@ def log_softmax(
         return None
     dim %= x.rank
     kind = x.dtype.computed_in
+    x = read_twice(t, x)
     top = _reduce(t, x, dim, Combine.MAX, lambda p: cast(x.load(p), kind))
 
     def shifted(point: Point) -> Expr:
@@ -78,6 +81,7 @@ def softmax_backward(
         return None
     dim %= out.rank
     kind = grad.dtype.computed_in
+    grad, out = read_twice(t, grad), read_twice(t, out)
 
     def product(point: Point) -> Expr:
         return _b.mul(cast(grad.load(point), kind), cast(out.load(point), kind))
@@ -102,6 +106,7 @@ def log_softmax_backward(
         return None
     dim %= out.rank
     kind = grad.dtype.computed_in
+    grad = read_twice(t, grad)
     total = _reduce(t, out, dim, Combine.SUM, lambda p: cast(grad.load(p), kind))
 
     def load(point: Point) -> Expr:
@@ -116,41 +121,25 @@ def log_softmax_backward(
 @lowers(aten.native_layer_norm.default)
 def layer_norm(
     t: Builder, result: tuple[Result, Result, Result], x: Value, shape: Any, *parameters: Any
-) -> tuple[Value, Value, Value] | None:
+) -> tuple[Value, Value, Value]:
     """(x - mean) / sqrt(var + eps) * weight + bias, the mean, and 1 / sqrt(var + eps)"""
     weight, bias, eps = parameters
+    x = read_twice(t, x)
     rows = x.rank - len(shape)
-    inner = list(range(rows, x.rank))
-    sizes = [x.size[d] for d in inner]
-    count = 1.0
-    for size in sizes:
-        count *= size.constant or 0
-    params = [value.dtype for value in (weight, bias) if value is not None]
-    if count == 0 or x.dtype is not result[1].dtype or any(d is not x.dtype for d in params):
-        return None  # mixed types: eager's statistics have a type of their own
+    inner = x.size[rows:]
     kind = x.dtype.computed_in
-    kept = list(x.size[:rows])
-    total = t.reduce(Combine.SUM, kept, sizes, lambda k, r: cast(x.load((*k, *r)), kind))
-    mean = t.keep(Value(total.size, kind, lambda k: _b.div(total.load(k), count)))
-
-    def apart(point: Point) -> Expr:
-        return _b.sub(cast(x.load(point), kind), mean.load(point[:rows]))
-
-    spread = t.reduce(Combine.SUM, kept, sizes, lambda k, r: _b.square(apart((*k, *r))))
-    rstd = t.keep(
-        Value(spread.size, kind, lambda k: _b.rsqrt(_b.add(_b.div(spread.load(k), count), eps)))
-    )
+    mean, spread = moments(t, x.size[:rows], inner, lambda k, r: cast(x.load((*k, *r)), kind))
+    rstd = inverse_deviation(t, spread, count_of(inner, kind), eps)
 
     def load(point: Point) -> Expr:
-        value = _b.mul(apart(point), rstd.load(point[:rows]))
+        apart = _b.sub(cast(x.load(point), kind), mean.load(point[:rows]))
+        value = _b.mul(apart, rstd.load(point[:rows]))
         if weight is not None:
             value = _b.mul(value, cast(weight.load(point[rows:]), kind))
         if bias is not None:
             value = _b.add(value, cast(bias.load(point[rows:]), kind))
         return value
 
-    ones = len(result[1].size) - rows
-    assert ones >= 0, "mean and rstd keep a dimension of 1 for each normalized one"
     return (
         Value(result[0].size, result[0].dtype, load),
         Value(result[1].size, result[1].dtype, lambda p: mean.load(p[:rows])),

@@ -12,7 +12,7 @@ from stator.core.dtypes import DType
 from stator.loops.build import Body, Value, apply
 from stator.loops.ir import Const, Expr
 from stator.loops.prims import Prim
-from stator.ops.table import pointwise
+from stator.ops.table import Promotion, Takes, pointwise
 
 aten = torch.ops.aten
 
@@ -25,6 +25,30 @@ def both(b: Body, x: Value, y: Value) -> tuple[Expr, Expr]:
     return b.as_expr(x, y), y
 
 
+def require_number_of(x: Expr, *numbers: Value | None) -> None:
+    """Refuse numbers that eager does not turn into an integer of x's type."""
+    if x.dtype.is_float or x.dtype is DType.BOOL:
+        return
+    highest = (1 << (8 * x.dtype.bytes - x.dtype.is_signed)) - 1
+    for number in numbers:
+        if number is None or isinstance(number, Expr):
+            continue
+        lowest = 0 if isinstance(number, float) else -highest  # a negative integer may wrap
+        if not (-highest - 1 if x.dtype.is_signed else lowest) <= number <= highest:
+            raise NotImplementedError(f"{number} as a {x.dtype!r}: eager raises")
+
+
+def _require_no_bool(number: Value) -> None:
+    if isinstance(number, bool):
+        raise NotImplementedError("a bool in a subtraction: eager raises")
+
+
+def _require_whole(x: Expr, alpha: Any) -> None:
+    """Refuse a factor that integers are not multiplied by: eager raises."""
+    if isinstance(alpha, float) and not x.dtype.is_float:
+        raise NotImplementedError("integers times a float: eager raises")
+
+
 # ---------------------------------------------------------------------------------------------
 # Sums and products.  Of bools, a sum is `or` and a product is `and`.
 
@@ -32,20 +56,25 @@ def both(b: Body, x: Value, y: Value) -> tuple[Expr, Expr]:
 @pointwise(aten.add.Tensor, aten.add.Scalar)
 def add(b: Body, x: Expr, y: Value, alpha: Any = 1) -> Expr:
     """x + alpha * y"""
+    _require_whole(x, alpha)
     if x.dtype is DType.BOOL:
         return b.or_(x, y) if alpha else x
     return b.add(x, y) if alpha == 1 else _multiply_add(b, b.as_expr(y, x), alpha, x)
 
 
-@pointwise(aten.sub.Tensor, aten.sub.Scalar)
+@pointwise(aten.sub.Tensor, aten.sub.Scalar, takes=Takes.NUMBERS)
 def sub(b: Body, x: Expr, y: Value, alpha: Any = 1) -> Expr:
     """x - alpha * y"""
+    _require_no_bool(y)
+    _require_whole(x, alpha)
     return b.sub(x, y) if alpha == 1 else _multiply_add(b, b.as_expr(y, x), -alpha, x)
 
 
-@pointwise(aten.rsub.Tensor, aten.rsub.Scalar)
+@pointwise(aten.rsub.Tensor, aten.rsub.Scalar, takes=Takes.NUMBERS)
 def rsub(b: Body, x: Expr, y: Value, alpha: Any = 1) -> Expr:
     """y - alpha * x"""
+    _require_no_bool(y)
+    _require_whole(x, alpha)
     return b.sub(y, x) if alpha == 1 else _multiply_add(b, x, -alpha, y)
 
 
@@ -55,19 +84,20 @@ def mul(b: Body, x: Expr, y: Value) -> Expr:
     return b.and_(x, y) if x.dtype is DType.BOOL else b.mul(x, y)
 
 
-@pointwise(aten.addcmul.default)
+@pointwise(aten.addcmul.default, takes=Takes.NUMBERS)
 def addcmul(b: Body, x: Expr, y: Expr, z: Expr, *, value: Any = 1) -> Expr:
     """x + value * y * z"""
+    require_number_of(x, value)
     return _multiply_add(b, y if value == 1 else b.mul(y, value), z, x)
 
 
-@pointwise(aten.addcdiv.default)
+@pointwise(aten.addcdiv.default, takes=Takes.NUMBERS)
 def addcdiv(b: Body, x: Expr, y: Expr, z: Expr, *, value: Any = 1) -> Expr:
     """x + value * y / z"""
     return b.add(x, b.div(y if value == 1 else b.mul(y, value), z))
 
 
-@pointwise(aten.lerp.Scalar, aten.lerp.Tensor)
+@pointwise(aten.lerp.Scalar, aten.lerp.Tensor, takes=Takes.FLOATS)
 def lerp(b: Body, x: Expr, end: Expr, weight: Value) -> Expr:
     """x + weight * (end - x), counted from the nearer end, so that both ends are met exactly"""
     distance = b.sub(end, x)
@@ -87,7 +117,8 @@ def _multiply_add(b: Body, x: Expr, y: Value, z: Value) -> Expr:
 
 # ---------------------------------------------------------------------------------------------
 # Division.  Eager raises where an integer is divided by zero, which loops cannot: integers are
-# divided by constants alone, and other divisions stay calls of the operator.
+# divided by constants alone, and other divisions stay calls of the operator.  Remainders jump:
+# in half precision they are those of the rounded number, as eager's.
 
 
 @pointwise(aten.div.Tensor, aten.div.Scalar)
@@ -96,7 +127,7 @@ def div(b: Body, x: Expr, y: Value) -> Expr:
     return b.mul(x, 1 / y) if _is_power_of_two(y) else b.div(x, y)
 
 
-@pointwise(aten.div.Tensor_mode, aten.div.Scalar_mode)
+@pointwise(aten.div.Tensor_mode, aten.div.Scalar_mode, takes=Takes.NUMBERS)
 def div_mode(b: Body, x: Expr, y: Value, *, rounding_mode: str | None) -> Expr:
     """x / y, rounded as asked"""
     if rounding_mode is None:
@@ -124,7 +155,13 @@ def floor_divide(b: Body, x: Expr, y: Value) -> Expr:
     return b.where(is_above, b.sub(quotient, 1), quotient)
 
 
-@pointwise(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
+@pointwise(
+    aten.remainder.Tensor,
+    aten.remainder.Scalar,
+    aten.remainder.Scalar_Tensor,
+    promotion=Promotion.ROUNDED,
+    takes=Takes.NUMBERS,
+)
 def remainder(b: Body, x: Value, y: Value) -> Expr:
     """x - y * floor(x / y): the sign of the divisor, as Python's %"""
     x, y = both(b, x, y)
@@ -137,7 +174,7 @@ def remainder(b: Body, x: Value, y: Value) -> Expr:
     return b.where(_has_other_sign(b, rest, by), b.add(rest, by), rest)
 
 
-@pointwise(aten.fmod.Tensor, aten.fmod.Scalar)
+@pointwise(aten.fmod.Tensor, aten.fmod.Scalar, promotion=Promotion.ROUNDED, takes=Takes.NUMBERS)
 def fmod(b: Body, x: Expr, y: Value) -> Expr:
     """x - y * trunc(x / y): the sign of the dividend, as C's"""
     if x.dtype.is_float:
@@ -273,7 +310,7 @@ def neg(b: Body, x: Expr) -> Expr:
     return b.neg(x)
 
 
-@pointwise(aten.abs.default)
+@pointwise(aten.abs.default, takes=Takes.NUMBERS)
 def abs_(b: Body, x: Expr) -> Expr:
     """|x|"""
     return b.abs(x) if x.dtype.is_signed else x
@@ -288,6 +325,12 @@ def sign(b: Body, x: Expr) -> Expr:
     return b.sub(positive, b.cast(b.lt(x, 0), x.dtype)) if x.dtype.is_signed else positive
 
 
+@pointwise(aten.angle.default)
+def angle(b: Body, x: Expr) -> Expr:
+    """pi below zero, 0 above; NaN stays NaN"""
+    return b.where(b.is_nan(x), x, b.where(b.lt(x, 0), b.const(math.pi, x), 0))
+
+
 @pointwise(aten.copysign.Tensor, aten.copysign.Scalar)
 def copysign(b: Body, x: Expr, y: Value) -> Expr:
     """|x| with the sign of y"""
@@ -299,13 +342,13 @@ def _rounding(prim: Prim) -> Callable[[Body, Expr], Expr]:
     return lambda b, x: apply(prim, x) if x.dtype.is_float else x
 
 
-pointwise(aten.floor.default)(_rounding(Prim.FLOOR))
-pointwise(aten.ceil.default)(_rounding(Prim.CEIL))
-pointwise(aten.trunc.default)(_rounding(Prim.TRUNC))
-pointwise(aten.round.default)(_rounding(Prim.ROUND))
+pointwise(aten.floor.default, takes=Takes.NUMBERS)(_rounding(Prim.FLOOR))
+pointwise(aten.ceil.default, takes=Takes.NUMBERS)(_rounding(Prim.CEIL))
+pointwise(aten.trunc.default, takes=Takes.NUMBERS)(_rounding(Prim.TRUNC))
+pointwise(aten.round.default, takes=Takes.NUMBERS)(_rounding(Prim.ROUND))
 
 
-@pointwise(aten.round.decimals)
+@pointwise(aten.round.decimals, takes=Takes.FLOATS)
 def round_decimals(b: Body, x: Expr, *, decimals: int = 0) -> Expr:
     """x rounded to so many digits after the point, half to even"""
     if not x.dtype.is_float:
@@ -316,7 +359,7 @@ def round_decimals(b: Body, x: Expr, *, decimals: int = 0) -> Expr:
     return b.div(b.round(b.mul(x, scale)), scale) if decimals else b.round(x)
 
 
-@pointwise(aten.frac.default)
+@pointwise(aten.frac.default, takes=Takes.FLOATS)
 def frac(b: Body, x: Expr) -> Expr:
     """x - trunc(x)"""
     return b.sub(x, b.trunc(x))
@@ -357,6 +400,8 @@ def fmin(b: Body, x: Expr, y: Expr) -> Expr:
 @pointwise(aten.clamp.default, aten.clamp.Tensor)
 def clamp(b: Body, x: Expr, min: Value | None = None, max: Value | None = None) -> Expr:
     """min(max(x, lower), upper)"""
+    if x.dtype is DType.BOOL and None not in (min, max):
+        raise NotImplementedError("bools between two limits: eager raises")
     if min is not None:
         x = clamp_min(b, x, min)
     return x if max is None else clamp_max(b, x, max)
@@ -414,7 +459,8 @@ def _elementary(prim: Prim) -> Callable[..., Expr]:
 
 
 for _target, _prim in ELEMENTARY.items():
-    pointwise(_target)(_elementary(_prim))
+    _takes = Takes.FLOATS if _prim is Prim.HYPOT else Takes.ANYTHING
+    pointwise(_target, takes=_takes)(_elementary(_prim))
 
 
 @pointwise(aten.deg2rad.default)

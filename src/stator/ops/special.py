@@ -10,7 +10,7 @@ import torch
 from stator.loops.build import Body, Value
 from stator.loops.ir import Expr
 from stator.ops.pointwise import both
-from stator.ops.table import pointwise
+from stator.ops.table import Takes, pointwise
 
 aten = torch.ops.aten
 
@@ -23,7 +23,7 @@ def logit(b: Body, x: Expr, eps: Any = None) -> Expr:
     return b.log(b.div(x, b.sub(1, x)))
 
 
-@pointwise(aten.logit_backward.default)
+@pointwise(aten.logit_backward.default, takes=Takes.FLOATS)
 def logit_backward(b: Body, grad: Expr, x: Expr, eps: Any = None) -> Expr:
     """grad / (x * (1 - x)); outside of the domain 0 if eps is given, else NaN"""
     slope = b.div(grad, b.mul(x, b.sub(1, x)))

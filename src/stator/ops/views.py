@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from sys import maxsize
 from typing import Any
 
 import torch
 
-from stator.loops.index import Index
+from stator.loops.index import Index, is_at_least
 from stator.loops.ir import Expr
 from stator.loops.values import Builder, Point, Result, Value, broadcast, flat, unflat
-from stator.ops.table import view
+from stator.ops.arguments import as_index, dim_of, replaced
+from stator.ops.table import lowers, view
 
 aten = torch.ops.aten
 
@@ -71,33 +73,149 @@ def t_(t: Builder, result: Result, x: Value) -> Value:
     return permute(t, result, x, list(reversed(range(x.rank))))
 
 
+def first_of(length: Index, start: Any, end: Any, step: Any, count: Index) -> Index | None:
+    """Where a slice of `count` elements begins; None if that is not known.
+
+    A start beyond the end needs no care: then there are no elements.
+    """
+    if not isinstance(step, int):
+        return None
+    if start is None:
+        return Index.of(0)
+    begin = as_index(start)
+    if begin is None:
+        return None
+    if length.constant is not None and begin.constant is not None:
+        low = begin.constant + (length.constant if begin.constant < 0 else 0)
+        return Index.of(max(0, min(length.constant, low)))
+    if is_at_least(begin, 0):
+        return begin
+    if begin.constant is not None and is_at_least(length + begin, 0):
+        return length + begin
+    to_the_end = end is None or (isinstance(end, int) and end == maxsize)
+    return length - count if to_the_end and step == 1 else None
+
+
+def slice_bounds(given: Sequence[Any]) -> list[Any]:
+    """Start, end and step, where the last ones may be left out."""
+    return [*given, *(None, None, 1)[len(given) :]]
+
+
 @view(aten.slice.Tensor)
 def slice_(t: Builder, result: Result, x: Value, dim: int = 0, *bounds: Any) -> Value | None:
-    """Every step-th element of a dimension, from start."""
-    given: list[Any] = [*bounds, *(None, None, 1)[len(bounds) :]]
-    start, _, step = given
-    length = x.size[dim].constant
-    if length is None:
+    """result[i] = x[first + step * i]"""
+    start, end, step = slice_bounds(bounds)
+    dim = dim_of(dim, x)
+    first = first_of(x.size[dim], start, end, step, result.size[dim])
+    if first is None:
         return None
-    first = 0 if start is None else max(0, min(length, start + length if start < 0 else start))
+    begin = first
 
     def load(point: Point) -> Expr:
-        source = list(point)
-        source[dim] = source[dim] * step + first
-        return x.load(tuple(source))
+        return x.load(replaced(point, dim, point[dim] * step + begin))
 
     return Value(result.size, x.dtype, load)
+
+
+def place_in(length: Index, index: Any) -> Index | None:
+    """A position counted from the front; None if it is not known which end it counts from."""
+    place = as_index(index)
+    if place is None or is_at_least(place, 0):
+        return place
+    return length + place if is_at_least(-place, 1) else None
 
 
 @view(aten.select.int)
-def select(t: Builder, result: Result, x: Value, dim: int, index: int) -> Value | None:
-    """One position of a dimension."""
-    length = x.size[dim].constant
-    if length is None:
+def select(t: Builder, result: Result, x: Value, dim: int, index: Any) -> Value | None:
+    """result[...] = x[..., index, ...]"""
+    dim = dim_of(dim, x)
+    place = place_in(x.size[dim], index)
+    if place is None:
         return None
-    dim, index = dim % x.rank, index % length
+    there = place
 
     def load(point: Point) -> Expr:
-        return x.load((*point[:dim], Index.of(index), *point[dim:]))
+        return x.load((*point[:dim], there, *point[dim:]))
 
     return Value(result.size, x.dtype, load)
+
+
+def on_diagonal(point: Point, offset: int, first: int, second: int) -> Point:
+    """The point of a matrix for one of its diagonal, which stands in the last dimension."""
+    *others, along = point
+    places = {first: along - min(offset, 0), second: along + max(offset, 0)}
+    rest = iter(others)
+    return tuple(places[d] if d in places else next(rest) for d in range(len(point) + 1))
+
+
+@view(aten.diagonal.default)
+def diagonal(
+    t: Builder, result: Result, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> Value:
+    """result[..., i] = x[..., i, ..., i + offset, ...]"""
+    first, second = dim1 % x.rank, dim2 % x.rank
+
+    def load(point: Point) -> Expr:
+        return x.load(on_diagonal(point, offset, first, second))
+
+    return Value(result.size, x.dtype, load)
+
+
+@view(aten.unfold.default)
+def unfold(t: Builder, result: Result, x: Value, dim: int, size: Any, step: Any) -> Value | None:
+    """result[..., w, ..., k] = x[..., w * step + k, ...]"""
+    stride = as_index(step)
+    if stride is None:
+        return None
+    if x.rank == 0:
+        return Value(result.size, x.dtype, lambda point: x.load(()))
+    dim, wide = dim_of(dim, x), stride
+
+    def load(point: Point) -> Expr:
+        *window, inside = point
+        return x.load(replaced(tuple(window), dim, window[dim] * wide + inside))
+
+    return Value(result.size, x.dtype, load)
+
+
+@view(aten.split.Tensor, aten.split_with_sizes.default)
+def split(
+    t: Builder, result: tuple[Result, ...], x: Value, sizes: Any, dim: int = 0
+) -> tuple[Value, ...]:
+    """result[n][i] = x[size[0] + ... + size[n - 1] + i]"""
+    dim = dim_of(dim, x)
+    parts, first = [], Index.of(0)
+    for part in result:
+        parts.append(_shifted(x, part, dim, first))
+        first = first + part.size[dim]
+    return tuple(parts)
+
+
+def _shifted(x: Value, part: Result, dim: int, first: Index) -> Value:
+    def load(point: Point) -> Expr:
+        return x.load(replaced(point, dim, point[dim] + first))
+
+    return Value(part.size, x.dtype, load)
+
+
+@view(aten.unbind.int)
+def unbind(
+    t: Builder, result: tuple[Result, ...], x: Value, dim: int = 0
+) -> tuple[Value | None, ...]:
+    """result[n][...] = x[..., n, ...]"""
+    return tuple(select(t, part, x, dim, n) for n, part in enumerate(result))
+
+
+# The same as copies: they appear where a composite operator asks for one.
+lowers(aten.diagonal_copy.default)(diagonal)
+lowers(aten.expand_copy.default)(expand)
+lowers(aten.permute_copy.default)(permute)
+lowers(aten.transpose_copy.int)(transpose)
+lowers(aten.t_copy.default)(t_)
+lowers(aten.slice_copy.Tensor)(slice_)
+lowers(aten.select_copy.int)(select)
+lowers(aten.unfold_copy.default)(unfold)
+lowers(aten.view_copy.default)(reshape)
+lowers(aten.unsqueeze_copy.default, aten.squeeze_copy.default)(insert_or_drop_ones)
+lowers(aten.squeeze_copy.dim, aten.squeeze_copy.dims)(insert_or_drop_ones)
+lowers(aten.alias_copy.default, aten.detach_copy.default, aten.lift_fresh_copy.default)(same)

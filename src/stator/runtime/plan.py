@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from types import FunctionType
 from typing import Any, TypeAlias
 
 import torch
@@ -42,7 +43,9 @@ class Call:
 
     def __str__(self) -> str:
         given = [str(arg) for arg in self.args] + [f"{k}={v}" for k, v in self.kwargs.items()]
-        return f"{self.name} = {self.target}({', '.join(given)})"
+        target = self.target
+        called = target.__name__ if isinstance(target, FunctionType) else target  # no addresses
+        return f"{self.name} = {called}({', '.join(given)})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ after:  one launch over a list, whose threads share all of it
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from stator.loops.index import Index
@@ -16,43 +17,63 @@ from stator.runtime.plan import Launch, Require, Step, Together
 MOST_BYTES: Final = 1 << 16  # that a launch which comes earlier may occupy longer
 
 
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """A step and the names it deals with, looked up once."""
+
+    step: Step
+    takes: frozenset[str]
+    writes: frozenset[str]
+    changes: frozenset[str]  # what it makes or writes
+
+    @staticmethod
+    def of(step: Step) -> _Facts:
+        writes = frozenset(step.writes)
+        return _Facts(step, frozenset(step.takes), writes, writes.union(step.makes))
+
+
 def join_launches(steps: Sequence[Step], hint: Callable[[Index], int]) -> list[Step]:
     """`steps` with equal launches joined, where nothing between them stands in the way."""
-    left = list(steps)
+    left = [_Facts.of(step) for step in steps]
     joined: list[Step] = []
     while left:
-        step = left.pop(0)
-        if not isinstance(step, Launch):
-            joined.append(step)
+        first, *left = left
+        if not isinstance(first.step, Launch):
+            joined.append(first.step)
             continue
-        others = _companions(step, left, hint)
-        left = [other for other in left if other not in others]
-        joined.append(step if not others else Together((step, *others)))
+        others = _companions(first, left, hint)
+        taken = {id(other) for other in others}
+        left = [facts for facts in left if id(facts.step) not in taken]
+        joined.append(first.step if not others else Together((first.step, *others)))
     return joined
 
 
-def _companions(first: Launch, following: list[Step], hint: Callable[[Index], int]) -> list[Launch]:
+def _companions(
+    first: _Facts, following: list[_Facts], hint: Callable[[Index], int]
+) -> list[Launch]:
     """Later launches of the same kernel that could run right now."""
     found: list[Launch] = []
-    if not any(_is_alike(first, step) for step in following):
-        return found
-    changed = {*first.makes, *first.writes}
-    read = set(first.takes)
-    for step in following:
-        if isinstance(step, Require):
-            break  # what it stops must not have happened
-        is_free = changed.isdisjoint(step.takes) and read.isdisjoint(step.writes)
-        if _is_alike(first, step) and is_free and changed.isdisjoint(step.writes):
-            assert isinstance(step, Launch), "only launches are alike"
-            if _bytes(step, hint) <= MOST_BYTES:
+    changed, read = set(first.changes), set(first.takes)
+    alike = sum(_is_alike(first.step, facts.step) for facts in following)
+    for facts in following:
+        step = facts.step
+        if not alike or isinstance(step, Require):
+            break  # what a requirement stops must not have happened
+        if _is_alike(first.step, step):
+            alike -= 1
+            is_free = changed.isdisjoint(facts.takes) and read.isdisjoint(facts.writes)
+            is_free = is_free and changed.isdisjoint(facts.writes)
+            if is_free and isinstance(step, Launch) and _bytes(step, hint) <= MOST_BYTES:
                 found.append(step)
-        changed.update(step.makes, step.writes)
-        read.update(step.takes)
+        changed |= facts.changes
+        read |= facts.takes
     return found
 
 
-def _is_alike(first: Launch, step: Step) -> bool:
-    return isinstance(step, Launch) and step.nameless is first.nameless
+def _is_alike(first: Step, step: Step) -> bool:
+    return (
+        isinstance(first, Launch) and isinstance(step, Launch) and step.nameless is first.nameless
+    )
 
 
 def _bytes(launch: Launch, hint: Callable[[Index], int]) -> int:

@@ -24,12 +24,17 @@ class Canonical:
 
 
 def canonical(kernel: Kernel) -> Canonical:
-    """`kernel` with its buffers and symbols named by position; equal ones are one object."""
+    """`kernel` with all that has a name named by position; equal ones are one object."""
     kernel, length = _of_any_length(kernel)
     arguments = (*kernel.written, *kernel.read)
     symbols = _symbols(kernel)
-    named: dict[Leaf, Index] = {s: Index.of(Symbol(f"n{i:03}")) for i, s in enumerate(symbols)}
-    axes = {axis: Axis(axis.name, axis.size.replaced(named)) for axis in _axes(kernel)}
+    named: dict[Leaf, Index] = {
+        s: Index.of(Symbol(f"n{i:03}", s.is_signed)) for i, s in enumerate(symbols)
+    }
+    axes = {
+        axis: Axis(f"i{number}", axis.size.replaced(named))
+        for number, axis in enumerate(dict.fromkeys(_axes(kernel)))
+    }
     renaming = _Renaming(
         _renamed(arguments, "a")
         | _renamed(tuple(old for _, old in kernel.shares), "b")
@@ -60,7 +65,8 @@ def _of_any_length(kernel: Kernel) -> tuple[Kernel, dict[Symbol, Index]]:
         return kernel, {}
     (axis,) = kernel.outer
     length = axis.size.constant
-    if length is None or length < LONG_ENOUGH:
+    # Updates in place come in lists of all lengths, and run over these as one.
+    if length is None or length < (LONG_ENOUGH if not kernel.shares else 2):
         return kernel, {}
     symbol = Symbol("length")
     anew = Axis(axis.name, Index.of(symbol))

@@ -12,11 +12,13 @@ from heapq import heappop, heappush
 from typing import Final
 
 from stator.graph.edit import is_effect
+from stator.loops.values import product
 from stator.lower.items import Check, Compute, Extern, Item, Scatter, Size
 from stator.lower.sizes import Sizes
 from stator.schedule.rows import Rows, assign
 from stator.torch_api import is_mutable_op, is_random_op
 
+WORTH_THREADS: Final = 1 << 15  # points of a loop that are better shared than done in passing
 MOST_MEMBERS: Final = 48
 MOST_NEIGHBOURS: Final = 4  # groups that are asked, of those that read the same memory
 
@@ -159,7 +161,17 @@ class _Fuser:
             others = group.members[0].total
             return None, f"{item.total} points against {others}, and no reduction to share rows"
         rows, reason = assign([*group.members, item])
-        return (None, reason) if reason else (rows, "")
+        if rows is None or reason:
+            return None, reason
+        if self._is_too_much(rows, [*group.members, item]):
+            return None, "one row, which threads could not share"
+        return rows, ""
+
+    def _is_too_much(self, rows: Rows, members: list[Compute]) -> bool:
+        """Whether a single row would hold a loop that is worth several threads."""
+        count = self.sizes.hint(product([axis.size for axis in rows[members[0].name]]))
+        largest = max(0 if m.leads else self.sizes.hint(m.total) for m in members)
+        return count == 1 and largest >= WORTH_THREADS
 
     def _ordered(self) -> list[Group]:
         """Groups so that each stands behind those it waits for; else in the order they began."""

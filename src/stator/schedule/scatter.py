@@ -24,6 +24,8 @@ def scatter_kernel(name: str, item: Scatter) -> Kernel:
         return Kernel(name, (), (Stage(inner, (store,), in_order=True),))
     *outer, last = apart
     block = _block(last.size.constant or 0)
+    if inner and item.index.factor_of(last) is not Index.of(1):
+        return Kernel(name, tuple(apart), (Stage(inner, (store,), in_order=True),))
     if block is None or item.index.factor_of(last) is not Index.of(1):
         # The last axis stays inside, where it becomes vectors; those before it are shared.
         return Kernel(name, tuple(outer), (Stage((*inner, last), (store,), in_order=True),))
@@ -39,13 +41,11 @@ def _keeps_apart(axis: Axis, item: Scatter) -> bool:
     They do if it moves within a stretch that every other part of the place jumps over, or if the
     other part moves within one step of it.
     """
-    factor, length = item.index.factor_of(axis), axis.size.constant
-    step = None if factor is None else factor.constant
+    step, length = dict(item.index.terms).get((axis,)), axis.size.constant
     if not step or not length or step < 0:
         return False
-    small = Index(
-        tuple((p, f) for p, f in item.index.terms if axis not in p and f % (step * length))
-    )
+    others = [(p, f) for p, f in item.index.terms if p != (axis,)]
+    small = Index(tuple((p, f) for p, f in others if f % (step * length)))
     low, high = lower_bound(small), upper_bound(small)
     if low is None or high is None:
         return False

@@ -114,12 +114,10 @@ def _from_float(w: Writer, value: str, source: DType, target: DType) -> str:
     if target.is_float:
         operation = "fpext" if target is DType.F64 else "fptrunc"
         return w.let(f"{operation} {kind} {value} to {register(target)}")
-    if target is DType.I64 or source is DType.F64:
-        wide = w.let(f"fptosi {kind} {value} to i64")
-        return _between_integers(w, wide, DType.I64, target)
-    # Narrow types go through i32 and wrap, as eager's conversion does.
-    wide = w.let(f"fptosi {kind} {value} to i32")
-    return _between_integers(w, wide, DType.I32, target)
+    # Narrow types go through a wider one and wrap, as eager's conversion does.
+    through = DType.I64 if target in (DType.I64, DType.U8) else DType.I32
+    wide = w.let(f"fptosi {kind} {value} to {register(through)}")
+    return _between_integers(w, wide, through, target)
 
 
 def _between_integers(w: Writer, value: str, source: DType, target: DType) -> str:

@@ -1,0 +1,1 @@
+"""Whole models, from published configurations, with random weights: nothing is downloaded."""

@@ -1,0 +1,68 @@
+"""The rows that whole models make: all for inference, some for a training step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from benchmarks.case import Case, Task
+from benchmarks.models import convolutional, dlrm, lstm, text, vit
+from benchmarks.models.built import Builder, Built
+from benchmarks.work import weights_of
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model at two sizes, and whether its training step is a row too."""
+
+    full: Builder
+    tiny: Builder
+    trains: bool = False
+
+
+def _model(build: Callable[[Any, bool], Built], full: Any, tiny: Any, trains: bool) -> Model:
+    return Model(partial(build, full), partial(build, tiny), trains)
+
+
+MODELS: Final = {
+    "bert": _model(text.bert, text.BERT_BASE, text.TINY, trains=True),
+    "gpt2": _model(text.gpt2, text.GPT2_SMALL, text.TINY, trains=True),
+    "llama4": _model(text.llama, text.LLAMA_FOUR, text.TINY, trains=True),
+    "vit": _model(vit.vit, vit.VIT_BASE, vit.TINY, trains=False),
+    "resnet50": _model(convolutional.resnet50, convolutional.FULL, convolutional.TINY, trains=True),
+    "mobilenetv3": _model(
+        convolutional.mobilenetv3, convolutional.FULL, convolutional.TINY, trains=False
+    ),
+    "dlrm": _model(dlrm.dlrm, dlrm.CRITEO, dlrm.TINY, trains=False),
+    "lstm": _model(lstm.lstm, lstm.FULL, lstm.TINY, trains=True),
+}
+
+
+def inference(build: Builder) -> Task:
+    """A forward in evaluation mode."""
+    module, inputs = build(False)
+    module.eval()
+    return Task(module, inputs, weights=weights_of(module))
+
+
+def training(build: Builder) -> Task:
+    """Forward, loss, and the gradients of all parameters."""
+    module, inputs = build(True)
+    module.train()
+    return Task(module, inputs, tuple(module.parameters()), weights=weights_of(module))
+
+
+def model_cases() -> list[Case]:
+    """Inference of every model, then the training steps."""
+    infer = [
+        Case(name, "infer", partial(inference, model.full), partial(inference, model.tiny))
+        for name, model in MODELS.items()
+    ]
+    train = [
+        Case(name, "train", partial(training, model.full), partial(training, model.tiny))
+        for name, model in MODELS.items()
+        if model.trains
+    ]
+    return infer + train

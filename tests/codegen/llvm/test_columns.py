@@ -1,0 +1,228 @@
+"""Reductions by columns: blocks of them, stretches of rows, every combination."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Final
+
+import numpy as np
+import pytest
+
+from stator.codegen.llvm.columns import STRETCH, Columns
+from stator.codegen.llvm.entry import _shape_of
+from stator.codegen.llvm.jit import module_text
+from stator.codegen.llvm.shape import outer_count
+from stator.codegen.llvm.sums import SHORT
+from stator.loops.parse import parse
+from stator.schedule.columns import COLUMNS
+from tests.codegen.llvm.execute import ODD, THREADS, compiled
+
+REDUCED: Final = """
+kernel reduced
+  buffer x: {dtype}[s0*s1]
+  buffer out: {dtype}[s1]
+  outer i: s1
+  stage j: s0
+    acc {combine}= x[j*s1 + i]
+  stage
+    out[i] = acc
+"""
+COMBINES: Final = {
+    "sum": ("f32", "f64", "bf16", "f16", "i64", "i32", "i8", "u8"),
+    "prod": ("f32", "i64"),
+    "max": ("f32", "bf16", "i32", "u8", "bool"),
+    "min": ("f64", "i64", "bool"),
+    "any": ("bool",),
+    "all": ("bool",),
+}
+PAIRS: Final = [(c, dtype) for c, dtypes in COMBINES.items() for dtype in dtypes]
+
+
+@pytest.mark.parametrize(("combine", "dtype"), PAIRS)
+def test_every_combination_runs_over_rows(combine: str, dtype: str) -> None:
+    kernel = compiled(REDUCED.format(combine=combine, dtype=dtype))
+    assert _shape_of(kernel.kernel) is Columns
+
+    for rows, columns in ((1, 17), (STRETCH, 33), (STRETCH + 1, 15), (40, 1)):
+        kernel.require({"s0": rows, "s1": columns})
+
+
+def test_odd_numbers_of_rows_and_columns() -> None:
+    kernel = compiled(REDUCED.format(combine="sum", dtype="f32"))
+
+    for rows, columns in itertools.product(ODD, repeat=2):
+        kernel.require({"s0": rows, "s1": columns})
+
+
+@pytest.mark.parametrize("columns", [COLUMNS - 1, COLUMNS, COLUMNS + 1, 2 * COLUMNS + 3])
+def test_blocks_of_columns_end_where_the_row_does(columns: int) -> None:
+    kernel = compiled(REDUCED.format(combine="max", dtype="i32"))
+
+    kernel.require({"s0": 3, "s1": columns}, threads=(1, 2, 4))
+
+
+def test_no_rows_give_the_neutral_value_and_no_columns_nothing() -> None:
+    kernel = compiled(REDUCED.format(combine="sum", dtype="f32"))
+
+    kernel.require({"s0": 0, "s1": 20})
+    kernel.require({"s0": 20, "s1": 0})
+
+
+def test_nan_and_infinity_stay_in_their_column() -> None:
+    for combine in ("sum", "max", "min"):
+        kernel = compiled(REDUCED.format(combine=combine, dtype="f32"))
+        sizes = {"s0": 20, "s1": 33}
+        arrays = kernel.arrays(sizes)
+        arrays["x"][[5, 70, 200]] = np.nan
+        arrays["x"][[8, 300]] = np.inf, -np.inf
+
+        kernel.require(sizes, arrays=arrays)
+
+
+def test_a_long_sum_is_as_exact_as_its_parts() -> None:
+    """2**24 ones and more: in f32 alone they would stop growing."""
+    kernel = compiled(REDUCED.format(combine="sum", dtype="f32"))
+    sizes = {"s0": 300, "s1": 5}
+    arrays = kernel.arrays(sizes)
+    arrays["x"][:] = 1.0
+    arrays["x"][:5] = 2.0**24
+
+    kernel.run(arrays, sizes, 1)
+
+    assert np.allclose(arrays["out"], 2.0**24 + 299, rtol=2.0**-23)
+
+
+KNOWN: Final = """
+kernel known
+  buffer x: f32[{area}]
+  buffer out: f32[{columns}]
+  outer i: {columns}
+  stage j: {rows}
+    acc sum= x[{columns}*j + i]
+  stage
+    out[i] = acc
+"""
+
+
+@pytest.mark.parametrize("rows", [1, 15, SHORT, SHORT + 1, SHORT + STRETCH + 3])
+def test_short_sums_and_those_in_stretches(rows: int) -> None:
+    kernel = compiled(KNOWN.format(rows=rows, columns=33, area=33 * rows))
+
+    assert _shape_of(kernel.kernel) is Columns
+    kernel.require(threads=(1, 2))
+
+
+def test_rows_of_columns() -> None:
+    kernel = compiled(
+        """
+kernel batched
+  buffer x: f32[s0*595]
+  buffer out: f32[35*s0]
+  outer b: s0, i: 35
+  stage j: 17
+    acc sum= x[595*b + 35*j + i]
+  stage
+    out[35*b + i] = acc
+""".replace("s0*595", "595*s0")
+    )
+
+    for batch in (1, 2, 5):
+        kernel.require({"s0": batch}, threads=(1, 3))
+
+
+@pytest.mark.parametrize("inner", [(5, 3), (3, 40), (40, 3), (2, 3, 4), (17, 17)], ids=str)
+def test_several_reduced_axes(inner: tuple[int, ...]) -> None:
+    names = [f"r{d}" for d in range(len(inner))]
+    steps = [int(np.prod(inner[d + 1 :])) * 35 for d in range(len(inner))]
+    place = " + ".join(f"{step}*{name}" for name, step in zip(names, steps, strict=True))
+    axes = ", ".join(f"{name}: {n}" for name, n in zip(names, inner, strict=True))
+    kernel = compiled(f"""
+kernel several
+  buffer x: f32[{35 * int(np.prod(inner))}]
+  buffer out: f32[35]
+  outer i: 35
+  stage {axes}
+    acc sum= x[{place} + i]
+  stage
+    out[i] = acc
+""")
+
+    assert _shape_of(kernel.kernel) is Columns
+    kernel.require(threads=(1, 2))
+
+
+SOFTMAX: Final = """
+kernel softmax
+  buffer x: {dtype}[s0*s1]
+  buffer out: {dtype}[s0*s1]
+  scratch e: f32[{length}]
+  outer i: s1
+  stage j: s0
+    most max= x[j*s1 + i]
+  stage j: s0
+    e[j] = exp(sub(x[j*s1 + i], most))
+    total sum= exp(sub(x[j*s1 + i], most))
+  stage j: s0
+    out[j*s1 + i] = div(e[j], total)
+"""
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+def test_softmax_keeps_its_scratch_for_every_column(dtype: str) -> None:
+    kernel = compiled(SOFTMAX.format(dtype=dtype, length="s0"))
+    assert _shape_of(kernel.kernel) is Columns
+
+    for rows, columns in ((1, 1), (17, 33), (5, 600), (33, 16)):
+        kernel.require({"s0": rows, "s1": columns}, threads=(1, 2))
+
+
+def test_scratch_of_unknown_length_lies_on_the_heap_and_is_given_back() -> None:
+    text = module_text([parse(SOFTMAX.format(dtype="f32", length="s0"))])
+
+    body = text[text.index("@softmax_rows") :]
+    assert body.count("call ptr @malloc") == body.count("call void @free") == 1
+    assert "%e = alloca" not in body
+
+
+def test_scratch_of_known_length_lies_on_the_stack() -> None:
+    text = module_text([parse(SOFTMAX.format(dtype="f32", length="17").replace("s0", "17"))])
+
+    assert f"%e = alloca [{17 * COLUMNS} x float]" in text
+    assert "call ptr @malloc" not in text
+
+
+def test_threads_share_blocks_of_columns() -> None:
+    kernel = parse(KNOWN.format(rows=4, columns=COLUMNS + 1, area=4 * (COLUMNS + 1)))
+
+    assert outer_count(kernel).constant == 2
+
+
+def test_values_of_a_column_that_no_row_moves() -> None:
+    """A weight for each column, read in the loop; and a result for each column from two totals."""
+    compiled("""
+kernel weighted
+  buffer x: f32[561]
+  buffer w: f32[33]
+  buffer out: f32[33]
+  buffer top: f32[33]
+  outer i: 33
+  stage j: 17
+    total sum= mul(x[33*j + i], w[i])
+    most max= x[33*j + i]
+  stage
+    out[i] = div(total, w[i])
+    top[i] = add(most, total)
+""").require(threads=THREADS)
+
+
+def test_a_choice_inside_of_a_column() -> None:
+    compiled("""
+kernel chosen
+  buffer x: f32[561]
+  buffer out: f32[33]
+  outer i: 33
+  stage j: 20
+    total sum= within(j - 2, 17, x[33*j + i - 66], 1.0:f32)
+  stage
+    out[i] = total
+""").require()

@@ -1,0 +1,99 @@
+"""A random kernel with its arguments: made from decisions, run both ways, compared.
+
+`python -m tests.fuzz.cases 17` shows case 17 and what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from random import Random
+
+from stator.codegen.llvm import jit
+from stator.codegen.llvm.shape import arguments_of, symbols_of
+from stator.errors import VerifyError
+from stator.loops import interp
+from stator.loops.ir import Kernel
+from stator.loops.text import to_text
+from stator.loops.verify import verify
+from tests.fuzz.arguments import inputs, overrun, with_margins
+from tests.fuzz.choices import Recorded
+from tests.fuzz.compare import difference
+from tests.fuzz.kernels import make_kernel
+from tests.fuzz.shrink import shrunk, trimmed
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A kernel, where its arguments come from, and on how many threads it runs."""
+
+    kernel: Kernel
+    seed: int
+    threads: int
+
+    def __str__(self) -> str:
+        _, sizes = inputs(self.kernel, self.seed)
+        return f"seed {self.seed}, threads {self.threads}, sizes {sizes}\n{to_text(self.kernel)}"
+
+
+def decisions_of(number: int) -> list[int]:
+    """The decisions that make one case."""
+    choices = Recorded(random=Random(number))
+    _make(choices)
+    return choices.made
+
+
+def case_of(decisions: Sequence[int]) -> Case:
+    """The case that decisions make."""
+    return _make(Recorded(decisions))
+
+
+def _make(choices: Recorded) -> Case:
+    seed, threads = choices.below(1 << 20), choices.between(1, 2)
+    return Case(make_kernel(choices), seed, threads)
+
+
+def failure(case: Case) -> str | None:
+    """What is wrong with LLVM's result, or None."""
+    kernel = case.kernel
+    verify(kernel)
+    expected, sizes = inputs(kernel, case.seed)
+    actual, memory = with_margins(expected)
+    interp.run(kernel, expected, sizes)
+    module = jit.load([kernel])
+    addresses = [actual[buffer.name].ctypes.data for buffer in arguments_of(kernel)]
+    numbers = [sizes[symbol.name] for symbol in symbols_of(kernel)]
+    module.entries[kernel.name](*addresses, *numbers, case.threads)
+    return overrun(memory) or difference(kernel, actual, expected)
+
+
+def explained(number: int) -> str:
+    """What is wrong with a case that fails, in its simplest form."""
+    simplest = case_of(shrunk(decisions_of(number), lambda made: _fails(case_of(made))))
+    kernel = trimmed(simplest.kernel, lambda kernel: _fails(replace(simplest, kernel=kernel)))
+    simplest = replace(simplest, kernel=kernel)
+    return f"case {number}: {_outcome(simplest)}\n{simplest}"
+
+
+def _fails(case: Case) -> bool:
+    return _outcome(case) is not None
+
+
+def _outcome(case: Case) -> str | None:
+    """What is wrong, a refusal of LLVM's included; None too for a kernel that has no meaning."""
+    try:
+        verify(case.kernel)
+    except VerifyError:
+        return None
+    try:
+        return failure(case)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+if __name__ == "__main__":
+    chosen = int(sys.argv[1])
+    shown = case_of(decisions_of(chosen))
+    print(shown, flush=True)  # before it runs: it may end the process
+    print(explained(chosen) if _fails(shown) else "nothing is wrong")
