@@ -8,7 +8,7 @@ from tests.fuzz.shrink import shrunk, trimmed
 
 
 def test_what_does_not_matter_is_left_out() -> None:
-    found = shrunk([5, 9, 0, 3, 7, 7, 2], lambda made: sum(made) >= 9)
+    found = shrunk([5, 9, 0, 3, 7, 7, 2], lambda made: 9 in made)
 
     assert found == [9]
 

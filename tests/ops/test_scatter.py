@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from stator.lower.items import Check, Compute, Extern, Scatter
+from tests.lower.graphs import lowered
 from tests.ops.fused import FLOATS, TYPES, check_fused, sample
 from tests.parity import check
 
@@ -192,6 +194,20 @@ def test_out_of_range(name: str) -> None:
     function, places = OUTSIDE[name]
     for place in places:
         check(function, sample(4, 3, grad=False), torch.tensor([place]))
+
+
+def test_no_copy_behind_a_scatter() -> None:
+    """What was scattered into is the result; a copy of it is another tensor."""
+
+    def run(x: Tensor, y: Tensor) -> Any:
+        added = x.index_add(0, ROWS, y)
+        return added, added.clone(), added.view(-1)
+
+    x, y = torch.ones(4, 3), torch.ones(3, 3)
+    found = lowered(lambda x, i, y: x.index_add(0, i, y), x, ROWS, y)
+    kinds = [type(item) for item in found.items if not isinstance(item, Extern | Check)]
+    assert kinds == [Compute, Compute, Scatter]  # the check, the start, the updates
+    check_fused(run, sample(4, 3), sample(3, 3))
 
 
 def test_dynamic_sizes() -> None:

@@ -218,7 +218,7 @@ class Lowering:
                 self.values[node] = index
                 return
         reason = self._why_extern(node)
-        value = None
+        value, count = None, len(self.items)
         if reason is None:
             value = self._rule(node)
             reason = None if value is not None else "its rule does not take these arguments"
@@ -226,16 +226,17 @@ class Lowering:
             self._extern(node, reason)
         else:
             self.values[node] = value
-            self._adopt(node)
+            self._adopt(node, self.items[count:])
             self._keep_if_dear(node)
 
-    def _adopt(self, node: fx.Node) -> None:
-        """Let the tensor that was just scattered into be the node's own: that saves a copy."""
-        value, made = self.values[node], self.items[-2:]
-        if not isinstance(value, Value) or not made or not isinstance(made[-1], Scatter):
+    def _adopt(self, node: fx.Node, made: list[Item]) -> None:
+        """Let the tensor that its rule scattered into be the node's own: that saves a copy."""
+        value = self.values[node]
+        if not isinstance(value, Value) or len(made) < 2:
             return
-        before, scatter = made
-        assert isinstance(before, Compute), "what a scatter starts from"
+        before, scatter = made[-2:]
+        if not isinstance(before, Compute) or not isinstance(scatter, Scatter):
+            return
         size, stride = layout_of(node.meta["val"], self.sizes)
         point = point_of(axes_of("probe", "o", size))
         own = Load(scatter.value.dtype, scatter.buffer, place_of(point, stride))

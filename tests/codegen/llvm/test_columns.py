@@ -79,8 +79,8 @@ def test_nan_and_infinity_stay_in_their_column() -> None:
         kernel.require(sizes, arrays=arrays)
 
 
-def test_a_long_sum_is_as_exact_as_its_parts() -> None:
-    """2**24 ones and more: in f32 alone they would stop growing."""
+def test_a_long_sum_loses_no_more_than_one_stretch() -> None:
+    """Behind 2**24, a sum in f32 alone would not grow by ones any more."""
     kernel = compiled(REDUCED.format(combine="sum", dtype="f32"))
     sizes = {"s0": 300, "s1": 5}
     arrays = kernel.arrays(sizes)
@@ -89,7 +89,7 @@ def test_a_long_sum_is_as_exact_as_its_parts() -> None:
 
     kernel.run(arrays, sizes, 1)
 
-    assert np.allclose(arrays["out"], 2.0**24 + 299, rtol=2.0**-23)
+    assert (np.abs(arrays["out"] - (2.0**24 + 299)) <= STRETCH).all()
 
 
 KNOWN: Final = """

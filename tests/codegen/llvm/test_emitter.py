@@ -1,0 +1,169 @@
+"""Choices that are steady along the innermost loop give loops of their own for each outcome."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pytest
+
+from stator.codegen.llvm.emitter import MOST_OUTCOMES, _steady_choices, neutral
+from stator.codegen.llvm.jit import module_text
+from stator.core.dtypes import DType
+from stator.loops.ir import Combine, Kernel
+from stator.loops.parse import parse
+from tests.codegen.llvm.execute import compiled
+
+HEADER: Final = """
+kernel chosen
+  buffer x: f32[400]
+  buffer y: f32[400]
+  buffer where: i64[20]
+  buffer out: f32[340]
+  outer i: 20
+  stage j: 17
+"""
+# A value at row i and column j, and how many of its choices are steady along j.
+VALUES: Final = {
+    "by the row": ("within(i - 3, 9, x[17*i + j - 51], y[j])", 1),
+    "by the column": ("within(j - 3, 9, x[17*i + j], y[j])", 0),
+    "by both": ("within(17*i + j - 5, 200, x[17*i + j - 5], y[j])", 0),
+    "two": (
+        "add(within(i - 3, 9, x[17*i + j - 51], y[j]), within(i, 5, y[17*i + j], x[j]))",
+        2,
+    ),
+    "one inside of the other": (
+        "within(i - 3, 9, within(i - 5, 2, x[17*i + j - 85], y[j]), x[j])",
+        2,
+    ),
+    "one in each side": (
+        "within(i, 10, within(i - 5, 2, x[j], y[j]), within(i - 15, 2, y[j + 17], x[j + 17]))",
+        3,
+    ),
+    "three": (
+        "add(within(i, 5, x[j], y[j]), add(within(i - 2, 9, x[j + 1], y[j]),"
+        " within(i - 7, 9, x[j + 2], y[j])))",
+        3,
+    ),
+    "steady and not": ("within(i - 3, 9, within(j, 5, x[17*i + j - 51], y[j]), y[j])", 1),
+    "steady inside of not": ("within(j, 5, within(i - 3, 9, x[17*i + j - 51], y[0]), y[j])", 1),
+    "the same twice": (
+        "add(within(i - 3, 9, x[17*i + j - 51], y[j]), within(i - 3, 9, y[j], x[j]))",
+        1,
+    ),
+    "by a place that is looked up": ("within([where[i]] - 3, 9, x[j], y[j])", 0),
+    "in an index": ("x[[within(i - 3, 9, where[i], 0:i64)] + j]", 1),
+}
+
+
+def rows(value: str) -> str:
+    return HEADER + f"    out[17*i + j] = {value}\n"
+
+
+def flat(value: str) -> str:
+    return rows(value).replace("outer i: 20\n  stage j: 17", "outer i: 20, j: 17\n  stage")
+
+
+def steady(kernel: Kernel) -> int:
+    axis = (kernel.stages[0].inner or kernel.outer)[-1]
+    return len(_steady_choices(kernel.statements, axis, {}))
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_steady_choices_are_found(name: str) -> None:
+    value, count = VALUES[name]
+
+    assert steady(parse(rows(value))) == count
+    assert steady(parse(flat(value))) == count
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_rows_choose_as_the_interpreter_does(name: str) -> None:
+    compiled(rows(VALUES[name][0]), where=20).require(threads=(1, 3))
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_flat_kernels_choose_as_the_interpreter_does(name: str) -> None:
+    compiled(flat(VALUES[name][0]), where=20).require(threads=(1, 3, 7))
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_sums_choose_as_the_interpreter_does(name: str) -> None:
+    text = HEADER + f"    acc sum= {VALUES[name][0]}\n  stage\n    out[i] = acc\n"
+
+    compiled(text, where=20).require(threads=(1, 3))
+
+
+def test_a_settled_choice_is_not_asked_again() -> None:
+    """Only the condition in front of the loops is left; the loops themselves have no branches."""
+    text = module_text([parse(rows(VALUES["by the row"][0]))])
+
+    body = text[text.index("@chosen_rows") : text.index("@chosen_thread")]
+    assert body.count("icmp ult") == 1
+    assert "chosen_" not in body.replace("@chosen_", "")
+
+
+def test_few_choices_have_a_loop_for_each_outcome_and_many_only_for_all_inside() -> None:
+    def loops(value: str) -> int:
+        text = module_text([parse(rows(value))])
+        body = text[text.index("@chosen_rows") : text.index("@chosen_thread")]
+        return sum(line.startswith("inner_") and "done" not in line for line in body.splitlines())
+
+    assert MOST_OUTCOMES == 2
+    assert loops(VALUES["by the row"][0]) == 2
+    assert loops(VALUES["two"][0]) == 4
+    assert loops(VALUES["three"][0]) == 2
+
+
+def test_sizes_that_are_not_known_choose_as_well() -> None:
+    kernel = compiled("""
+kernel joined
+  buffer x: f32[s0*s2]
+  buffer y: f32[s1*s2]
+  buffer out: f32[s0*s2 + s1*s2]
+  outer i: s0 + s1, j: s2
+  stage
+    out[i*s2 + j] = within(i, s0, x[i*s2 + j], y[i*s2 + j - s0*s2])
+""")
+
+    for sizes in ((1, 1, 1), (3, 5, 7), (5, 0, 17), (0, 5, 17), (16, 17, 33)):
+        kernel.require(dict(zip(("s0", "s1", "s2"), sizes, strict=True)), threads=(1, 3))
+
+
+def test_statements_of_one_loop_share_their_choices() -> None:
+    compiled("""
+kernel shared
+  buffer x: f32[340]
+  buffer a: f32[340]
+  buffer b: f32[340]
+  outer i: 20
+  stage j: 17
+    a[17*i + j] = within(i - 3, 9, x[17*i + j - 51], 1.0:f32)
+    b[17*i + j] = within(i - 3, 9, a[17*i + j], x[17*i + j])
+""").require()
+
+
+# Neutral values
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64", "i64", "i32", "i16", "i8", "u8", "bool"])
+@pytest.mark.parametrize("combine", ["sum", "prod", "max", "min"])
+def test_an_empty_reduction_is_the_neutral_value(combine: str, dtype: str) -> None:
+    if dtype == "bool" and combine in ("sum", "prod"):
+        combine = {"sum": "any", "prod": "all"}[combine]
+    kernel = compiled(f"""
+kernel empty
+  buffer x: {dtype}[n]
+  buffer out: {dtype}[3]
+  outer i: 3
+  stage j: n
+    acc {combine}= x[j]
+  stage
+    out[i] = acc
+""")
+
+    kernel.require({"n": 0})
+
+
+def test_neutral_values_are_written_in_the_type_s_own_bits() -> None:
+    assert neutral(Combine.MIN, DType.U8) == "-1"
+    assert neutral(Combine.MAX, DType.I8) == "-128"
