@@ -87,7 +87,6 @@ def gpt2(sizes: Sizes, train: bool) -> Built:
         embd_pdrop=0.0,
         attn_pdrop=0.0,
         use_cache=False,
-        loss_type="ForCausalLMLoss",
         bos_token_id=0,
         eos_token_id=0,
     )

@@ -9,7 +9,7 @@ from benchmarks.work import PRODUCT_FLOPS
 
 
 def outcome(*times: float) -> Outcome:
-    return Outcome(times=times, first_call=2.0, backend=1.0)
+    return Outcome(times=times, first_call=2.0, backend=1.0, graphs=1)
 
 
 def row(*, stator: float = 1.0, inductor: float = 1.0, flops: int = 0) -> Row:

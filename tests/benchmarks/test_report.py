@@ -54,6 +54,15 @@ def test_errors_are_told_below_the_table() -> None:
     assert "disturbed," not in text
 
 
+def test_a_program_that_was_not_captured_is_told() -> None:
+    whole = row()
+    outcomes = {**whole.outcomes, STATOR: replace(whole.outcomes[STATOR], graphs=0)}
+
+    assert "- softmax, stator: Dynamo captured nothing" in section(
+        [replace(whole, outcomes=outcomes)], "micro"
+    )
+
+
 def test_a_disturbed_row_is_starred_and_told() -> None:
     text = section([replace(row(), foreign=0.2, recompiled=True)], "micro")
 

@@ -99,6 +99,11 @@ def cross_entropy(x: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(x, target)
 
 
+def cross_entropy_rows(x: Tensor, target: Tensor) -> Tensor:
+    """cross entropy of each row"""
+    return F.cross_entropy(x, target, reduction="none")
+
+
 def mse_loss(x: Tensor, target: Tensor) -> Tensor:
     """mean of squared differences"""
     return F.mse_loss(x, target)
@@ -208,7 +213,8 @@ def argmax(x: Tensor) -> Tensor:
 
 def variance(x: Tensor) -> tuple[Tensor, Tensor]:
     """variance and mean along the last dimension"""
-    return torch.var_mean(x, -1)
+    spread, center = torch.var_mean(x, -1)
+    return spread, center
 
 
 def max_pool(x: Tensor) -> Tensor:
@@ -284,6 +290,8 @@ def cumsum_columns(x: Tensor) -> Tensor:
     return x.cumsum(0)
 
 
+NORM: Final = ((8, 64), (64,), (64,))
+
 PROGRAMS: Final = (
     Program(softmax, lambda: (floats(8, 64),)),
     Program(log_softmax, lambda: (floats(8, 64),)),
@@ -293,9 +301,10 @@ PROGRAMS: Final = (
     Program(layer_norm, lambda: (floats(8, 64), floats(64), floats(64))),
     Program(layer_norm_half, lambda: tuple(floats(*n, dtype=torch.bfloat16) for n in NORM)),
     Program(rms_norm_residual, lambda: (floats(8, 64), floats(8, 64), floats(64))),
-    Program(group_norm, lambda: (floats(2, 4, 6, 6), floats(4), floats(4))),
-    Program(batch_norm_eval, lambda: (floats(2, 4, 6, 6), *floats(4, 4).abs().unbind())),
-    Program(cross_entropy, lambda: (floats(8, 64), indices(8, 64))),
+    Program(group_norm, lambda: (floats(2, 4, 6, 6), floats(4), floats(4)), kernels=2),
+    Program(batch_norm_eval, lambda: (floats(2, 4, 6, 6), *floats(4, 4).abs().unbind()), kernels=2),
+    Program(cross_entropy, lambda: (floats(8, 64), indices(8, 64)), kernels=2),
+    Program(cross_entropy_rows, lambda: (floats(8, 64), indices(8, 64)), kernels=2),
     Program(mse_loss, lambda: (floats(8, 64), floats(8, 64))),
     Program(bias_gelu, lambda: (floats(8, 64), floats(64))),
     Program(bias_tanh_gelu, lambda: (floats(8, 64), floats(64))),
@@ -325,8 +334,8 @@ PROGRAMS: Final = (
     Program(transpose_add, lambda: (floats(8, 64), floats(64, 8))),
     Program(expand, lambda: (floats(8), floats(64))),
     Program(embedding, lambda: (floats(10, 64), indices(8, 10))),
-    Program(index_add, lambda: (floats(10, 64), indices(8, 10), floats(8, 64))),
-    Program(scatter, lambda: (floats(8, 64), indices(40, 64).view(8, 5), floats(8, 5))),
+    Program(index_add, lambda: (floats(10, 64), indices(8, 10), floats(8, 64)), kernels=3),
+    Program(scatter, lambda: (floats(8, 64), indices(40, 64).view(8, 5), floats(8, 5)), kernels=3),
     Program(gather, lambda: (floats(8, 64), indices(40, 64).view(8, 5))),
     Program(cumsum, lambda: (floats(8, 64),)),
     Program(cumsum_columns, lambda: (floats(8, 64),)),
@@ -336,4 +345,3 @@ PROGRAMS: Final = (
     Program(cat, lambda: (floats(32, 24), floats(32, 40)), dynamic=True),
     Program(sum_columns, lambda: (floats(8, 64),), dynamic=True),
 )
-NORM: Final = ((8, 64), (64,), (64,))

@@ -44,6 +44,11 @@ def test_softmax_of_odd_values() -> None:
     check_fused(lambda x: (softmax(x, 1), log_softmax(x, 1)), odd_values())
 
 
+def test_softmax_of_one_number() -> None:
+    """A tensor without dimensions."""
+    check_fused(lambda x: (softmax(x, 0), log_softmax(x, -1)), plain().requires_grad_())
+
+
 def test_softmax_of_what_was_computed() -> None:
     """What is dear is computed once."""
     check_fused(lambda x: softmax(x.tanh().exp(), -1), plain(4, 30).requires_grad_())

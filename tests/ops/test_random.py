@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from scipy import stats
 from torch import Tensor
 
+from stator import pipeline
+from stator.errors import StatorWarning
 from stator.ops import draws
 from tests.ops.fused import FLOATS, torch_calls
 from tests.parity import compiled
@@ -417,6 +419,40 @@ def test_layers_share_one_kernel(tmp_path: Path) -> None:
     (file,) = tmp_path.glob("compilation_*/forward.ll")
 
     assert file.read_text().count("define void @kernel") == 1
+
+
+def test_an_input_is_filled_in_place() -> None:
+    def program(x: Tensor, y: Tensor) -> None:
+        x.uniform_(-1, 1)
+        y.normal_()
+
+    x, y = torch.zeros(2, 500).unbind()
+    call = ours(program)
+    torch.manual_seed(5)
+    call(x, y)
+
+    seed = seed_after(5)
+    assert torch.equal(x, draws.uniform(seed, 0, (-1.0, 1.0), (500,), torch.float32))
+    torch.testing.assert_close(y, draws.normal(seed, 1, (500,), torch.float32))
+
+
+def test_a_graph_that_runs_without_kernels_draws_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def program(x: Tensor) -> Tensor:
+        return F.dropout(x, 0.3) + torch.rand_like(x)
+
+    x = torch.randn(50, 7)
+    expected = drawn(program, x, seed=6)
+    monkeypatch.setattr(pipeline, "plan_kernels", _fails)
+    call = ours(program, strict=False)
+    torch.manual_seed(6)
+    with pytest.warns(StatorWarning, match="for the test"):
+        found = call(x)
+
+    torch.testing.assert_close(found, expected)
+
+
+def _fails(*arguments: Any) -> Any:
+    raise NotImplementedError("for the test")
 
 
 # --- what eager refuses ---

@@ -44,7 +44,12 @@ def test_equal_launches_of_other_lengths_too() -> None:
 
 
 def test_other_kernels_stay_where_they_are() -> None:
-    steps = [launch("a", "x"), launch("s", "x", "y"), launch("b", "y"), launch("t", "y", "z")]
+    steps: list[Step] = [
+        launch("a", "x"),
+        launch("s", "x", "y"),
+        launch("b", "y"),
+        launch("t", "y", "z"),
+    ]
 
     assert joined(*steps) == ["[a b]", "[s t]"]
 
@@ -63,25 +68,29 @@ def test_a_reader_of_the_first_is_not_joined_to_it() -> None:
 
 
 def test_a_reader_of_what_lies_between_is_not_joined() -> None:
-    steps = [launch("a", "x"), call(aten.sin.default, "s", "x"), launch("b", "s")]
+    steps: list[Step] = [launch("a", "x"), call(aten.sin.default, "s", "x"), launch("b", "s")]
 
     assert joined(*steps) == ["a", "s", "b"]
 
 
 def test_a_reader_behind_one_that_cannot_join_may_join() -> None:
-    steps = [launch("a", "x"), launch("b", "a"), launch("c", "y")]
+    steps: list[Step] = [launch("a", "x"), launch("b", "a"), launch("c", "y")]
 
     assert joined(*steps) == ["[a c]", "b"]
 
 
 def test_a_chain_behind_the_list_is_joined_as_well() -> None:
-    steps = [launch("a", "x"), launch("b", "a"), launch("c", "y"), launch("d", "c")]
+    steps: list[Step] = [launch("a", "x"), launch("b", "a"), launch("c", "y"), launch("d", "c")]
 
     assert joined(*steps) == ["[a c]", "[b d]"]
 
 
 def test_a_launch_that_overwrites_what_is_read_before_it_is_not_joined() -> None:
-    steps = [launch("a", "x"), call(aten.sin.default, "s", "p"), launch("", "q", writes=("p",))]
+    steps: list[Step] = [
+        launch("a", "x"),
+        call(aten.sin.default, "s", "p"),
+        launch("", "q", writes=("p",)),
+    ]
 
     assert joined(*steps) == ["a", "s", "p"]
 
@@ -95,25 +104,29 @@ def test_a_launch_that_reads_what_the_first_overwrites_is_not_joined() -> None:
 
 
 def test_two_launches_into_one_input_are_not_joined() -> None:
-    steps = [launch("", "q", writes=("p",)), launch("", "r", writes=("p",))]
+    steps: list[Step] = [launch("", "q", writes=("p",)), launch("", "r", writes=("p",))]
 
     assert joined(*steps) == ["p", "p"]
 
 
 def test_updates_of_different_inputs_are_joined() -> None:
-    steps = [launch("", f"g{n}", writes=(f"p{n}",)) for n in range(4)]
+    steps: list[Step] = [launch("", f"g{n}", writes=(f"p{n}",)) for n in range(4)]
 
     assert joined(*steps) == ["[p0 p1 p2 p3]"]
 
 
 def test_a_launch_behind_a_write_to_what_it_reads_is_not_joined() -> None:
-    steps = [launch("a", "x"), call(aten.copy_.default, "w", "p", "x"), launch("b", "p")]
+    steps: list[Step] = [
+        launch("a", "x"),
+        call(aten.copy_.default, "w", "p", "x"),
+        launch("b", "p"),
+    ]
 
     assert joined(*steps) == ["a", "w", "b"]
 
 
 def test_a_launch_that_stores_where_a_call_in_between_writes_is_not_joined() -> None:
-    steps = [
+    steps: list[Step] = [
         launch("a", "x"),
         call(aten.copy_.default, "w", "p", "x"),
         launch("", "q", writes=("p",)),
@@ -127,13 +140,13 @@ def test_a_launch_that_stores_where_a_call_in_between_writes_is_not_joined() -> 
 
 def test_nothing_is_moved_before_a_check() -> None:
     check = Require("flag", IndexError, "no")
-    steps = [launch("a", "x"), check, launch("b", "y"), launch("c", "z")]
+    steps: list[Step] = [launch("a", "x"), check, launch("b", "y"), launch("c", "z")]
 
     assert joined(*steps) == ["a", "Require", "[b c]"]
 
 
 def test_numbers_and_constants_are_no_barrier() -> None:
-    steps = [
+    steps: list[Step] = [
         launch("a", "x"),
         Number("n", Index.of(3)),
         Constant("w", 1),
@@ -151,13 +164,13 @@ def test_numbers_and_constants_are_no_barrier() -> None:
     ("elements", "is_joined"), [(MOST_BYTES // 4, True), (MOST_BYTES // 4 + 1, False)]
 )
 def test_what_would_live_longer_must_be_small(elements: int, is_joined: bool) -> None:
-    steps = [launch("a", "x"), launch("b", "y", size=(elements,))]
+    steps: list[Step] = [launch("a", "x"), launch("b", "y", size=(elements,))]
 
     assert joined(*steps) == (["[a b]"] if is_joined else ["a", "b"])
 
 
 def test_updates_of_large_inputs_cost_no_memory() -> None:
-    steps = [launch("", f"g{n}", size=(1 << 24,), writes=(f"p{n}",)) for n in range(2)]
+    steps: list[Step] = [launch("", f"g{n}", size=(1 << 24,), writes=(f"p{n}",)) for n in range(2)]
 
     assert joined(*steps) == ["[p0 p1]"]
 
@@ -184,7 +197,7 @@ def test_a_list_makes_takes_and_writes_what_its_launches_do() -> None:
 
 
 def test_every_step_is_there_once() -> None:
-    steps = [launch(f"a{n}", f"x{n}") for n in range(5)] + [
+    steps: list[Step] = [launch(f"a{n}", f"x{n}") for n in range(5)] + [
         launch(f"b{n}", f"a{n}") for n in range(5)
     ]
 

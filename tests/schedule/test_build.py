@@ -42,7 +42,7 @@ PROGRAMS: Final[dict[str, Call]] = {
 
 
 def inputs(*size: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    return tuple(torch.randn(size, dtype=torch.float64).to(dtype) for _ in range(2))  # type: ignore[return-value]  # two of them
+    return tuple(torch.randn(size, dtype=torch.float64).to(dtype) for _ in range(2))
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

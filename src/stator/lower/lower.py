@@ -395,7 +395,8 @@ def _half_of(op: Pointwise, node: fx.Node) -> torch.dtype | None:
     """The half-precision type that the operator rounds its numbers to; None if it does not."""
     if op.promotion not in (Promotion.INPUTS, Promotion.ROUNDED):
         return None
-    found = {arg.meta["val"].dtype for arg in node.args if isinstance(arg, fx.Node)}
+    values = [arg.meta["val"] for arg in node.args if isinstance(arg, fx.Node)]
+    found = {value.dtype for value in values if isinstance(value, torch.Tensor)}
     return next((d for d in found if d in (torch.bfloat16, torch.float16)), None)
 
 

@@ -9,7 +9,8 @@ import torch
 from stator.loops.build import Body, cast
 from stator.loops.ir import Combine, Expr
 from stator.loops.values import Builder, Point, Result, Value
-from stator.ops.reduce import count_of, join, read_twice
+from stator.ops.arguments import dim_of
+from stator.ops.reduce import count_of, join, over, read_twice
 from stator.ops.table import lowers
 from stator.ops.variance import inverse_deviation, moments
 
@@ -23,16 +24,14 @@ def _along(x: Value, dim: int, point: Point) -> Point:
 
 
 def _reduce(t: Builder, x: Value, dim: int, combine: Combine, body: Any) -> Value:
-    kept = [n for d, n in enumerate(x.size) if d != dim]
-    return t.reduce(combine, kept, [x.size[dim]], lambda k, r: body(join(x.rank, [dim], k, r)))
+    dims = [dim] if x.rank else []
+    return over(t, x, dims, combine, lambda k, r: body(join(x.rank, dims, k, r)))
 
 
 @lowers(aten._softmax.default)
-def softmax(t: Builder, result: Result, x: Value, dim: int, half_to_float: bool) -> Value | None:
+def softmax(t: Builder, result: Result, x: Value, dim: int, half_to_float: bool) -> Value:
     """exp(x - max) / sum(exp(x - max))"""
-    if x.rank == 0:
-        return None
-    dim %= x.rank
+    dim = dim_of(dim, x)
     kind = x.dtype.computed_in
     x = read_twice(t, x)
     top = _reduce(t, x, dim, Combine.MAX, lambda p: cast(x.load(p), kind))
@@ -50,13 +49,9 @@ def softmax(t: Builder, result: Result, x: Value, dim: int, half_to_float: bool)
 
 
 @lowers(aten._log_softmax.default)
-def log_softmax(
-    t: Builder, result: Result, x: Value, dim: int, half_to_float: bool
-) -> Value | None:
+def log_softmax(t: Builder, result: Result, x: Value, dim: int, half_to_float: bool) -> Value:
     """x - max - log(sum(exp(x - max)))"""
-    if x.rank == 0:
-        return None
-    dim %= x.rank
+    dim = dim_of(dim, x)
     kind = x.dtype.computed_in
     x = read_twice(t, x)
     top = _reduce(t, x, dim, Combine.MAX, lambda p: cast(x.load(p), kind))
@@ -75,11 +70,9 @@ def log_softmax(
 @lowers(aten._softmax_backward_data.default)
 def softmax_backward(
     t: Builder, result: Result, grad: Value, out: Value, dim: int, dtype: Any
-) -> Value | None:
+) -> Value:
     """out * (grad - sum(grad * out))"""
-    if out.rank == 0:
-        return None
-    dim %= out.rank
+    dim = dim_of(dim, out)
     kind = grad.dtype.computed_in
     grad, out = read_twice(t, grad), read_twice(t, out)
 
@@ -89,10 +82,8 @@ def softmax_backward(
     total = _reduce(t, out, dim, Combine.SUM, product)
 
     def load(point: Point) -> Expr:
-        return _b.sub(
-            product(point),
-            _b.mul(cast(out.load(point), kind), total.load(_along(out, dim, point))),
-        )
+        apart = _b.sub(cast(grad.load(point), kind), total.load(_along(out, dim, point)))
+        return _b.mul(cast(out.load(point), kind), apart)
 
     return Value(result.size, result.dtype, load)
 
@@ -100,11 +91,9 @@ def softmax_backward(
 @lowers(aten._log_softmax_backward_data.default)
 def log_softmax_backward(
     t: Builder, result: Result, grad: Value, out: Value, dim: int, dtype: Any
-) -> Value | None:
+) -> Value:
     """grad - exp(out) * sum(grad)"""
-    if out.rank == 0:
-        return None
-    dim %= out.rank
+    dim = dim_of(dim, out)
     kind = grad.dtype.computed_in
     grad = read_twice(t, grad)
     total = _reduce(t, out, dim, Combine.SUM, lambda p: cast(grad.load(p), kind))

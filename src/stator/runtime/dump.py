@@ -16,8 +16,7 @@ from stator.loops.ir import Accumulate, Accumulated, Kernel, Stage, Store
 from stator.loops.text import to_text
 from stator.loops.values import product
 from stator.lower.items import Check, Compute, Extern, Item, Scatter, Size
-from stator.runtime.plan import Call, Launch, Plan, Together
-from stator.schedule.canonical import Canonical
+from stator.runtime.plan import Call, Launch, Plan, Step, Together
 from stator.schedule.fuse import Fused, Group
 
 # --- what lowering left ---
@@ -122,35 +121,46 @@ def kernels_text(kernels: Sequence[Kernel]) -> str:
     return "\n".join(to_text(kernel) for kernel in kernels)
 
 
-def distinct(kernels: Sequence[Kernel], nameless: Sequence[Canonical]) -> dict[str, Kernel]:
-    """What is compiled: equal kernels once, under the first one's name."""
-    first: dict[Kernel, str] = {}
-    for kernel, found in zip(kernels, nameless, strict=True):
-        first.setdefault(found.kernel, kernel.name)
-    return {name: replace(found, name=name) for found, name in first.items()}
-
-
-def llvm_text(kernels: Sequence[Kernel], nameless: Sequence[Canonical]) -> str:
+def llvm_text(steps: Sequence[Step]) -> str:
     """LLVM's text before it is optimized, headed by what its names stand for in the graph."""
-    compiled = distinct(kernels, nameless)
-    return "\n".join((*_legend(kernels, nameless, "; "), jit.module_text(compiled.values())))
+    return "\n".join((*_legend(steps, "; "), jit.module_text(_compiled(steps))))
 
 
-def assembly_text(kernels: Sequence[Kernel], nameless: Sequence[Canonical]) -> str:
+def assembly_text(steps: Sequence[Step]) -> str:
     """What LLVM made of it for this machine."""
-    compiled = distinct(kernels, nameless)
-    return "\n".join((*_legend(kernels, nameless, "# "), jit.assembly(compiled.values())))
+    return "\n".join((*_legend(steps, "# "), jit.assembly(_compiled(steps))))
 
 
-def _legend(kernels: Sequence[Kernel], nameless: Sequence[Canonical], mark: str) -> Iterator[str]:
+def _compiled(steps: Sequence[Step]) -> list[Kernel]:
+    """What is compiled: equal kernels once, under the first one's name."""
+    return [replace(nameless, name=name) for nameless, name in _first_names(steps).items()]
+
+
+def _first_names(steps: Sequence[Step]) -> dict[Kernel, str]:
+    """For all code that steps run, the name in the graph of the first kernel that it is."""
     first: dict[Kernel, str] = {}
-    for kernel, found in zip(kernels, nameless, strict=True):
-        same = first.setdefault(found.kernel, kernel.name)
-        arguments = zip(arguments_of(found.kernel), found.buffers, strict=True)
-        names = [f"{own.name} = {buffer.name}" for own, buffer in arguments]
-        names += [f"n{number:03} = {size}" for number, size in enumerate(found.sizes)]
-        like = "" if same == kernel.name else f" is {same}"
-        yield f"{mark}{kernel.name}{like}: {', '.join(names)}"
+    for step, launch in _launches(steps):
+        first.setdefault(step.nameless, launch.kernel.name)
+    return first
+
+
+def _launches(steps: Sequence[Step]) -> Iterator[tuple[Launch | Together, Launch]]:
+    """Every launch, and the step that it is part of."""
+    for step in steps:
+        if isinstance(step, Launch):
+            yield step, step
+        elif isinstance(step, Together):
+            yield from ((step, launch) for launch in step.launches)
+
+
+def _legend(steps: Sequence[Step], mark: str) -> Iterator[str]:
+    first = _first_names(steps)
+    for step, launch in _launches(steps):
+        own = [buffer.name for buffer in arguments_of(step.nameless)]
+        names = [f"{a} = {b}" for a, b in zip(own, launch.arguments, strict=True)]
+        names += [f"n{number:03} = {size}" for number, size in enumerate(launch.sizes)]
+        name, same = launch.kernel.name, first[step.nameless]
+        yield f"{mark}{name}{'' if same == name else f' is {same}'}: {', '.join(names)}"
 
 
 # --- the program ---
@@ -159,21 +169,14 @@ def _legend(kernels: Sequence[Kernel], nameless: Sequence[Canonical], mark: str)
 def program_text(plan: Plan, run: Boxed) -> str:
     """The Python that runs the plan, headed by what its names stand for."""
     names: Mapping[str, object] = getattr(run, "__globals__", {})
-    entries = {id(entry): _first_name(plan, kernel) for kernel, entry in plan.entries.items()}
+    first = _first_names(plan.steps)
+    entries = {id(entry): first[kernel] for kernel, entry in plan.entries.items()}
     legend = [
         f"# {name}: {entries.get(id(value)) or _object(value)}"
         for name, value in names.items()
         if name.startswith("_") and not name.startswith("__")
     ]
     return "\n".join((*legend, inspect.getsource(run)))
-
-
-def _first_name(plan: Plan, nameless: Kernel) -> str:
-    """The name in the graph of the first kernel that runs this code."""
-    for step in plan.steps:
-        if isinstance(step, Launch | Together) and step.nameless is nameless:
-            return (step if isinstance(step, Launch) else step.launches[0]).kernel.name
-    raise AssertionError("code is loaded for launches alone")
 
 
 def _object(value: object) -> str:

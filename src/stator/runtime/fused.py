@@ -65,7 +65,7 @@ def plan_kernels(module: fx.GraphModule, record: Compilation, name: str, dump: D
     returned = {node.name for node in output.all_input_nodes}
     updates = update_in_place(fused.groups, kernels, lowering.sizes, returned)
     nameless = [canonical(kernel) for kernel in updates.kernels.values()]
-    _dump_kernels(dump, name, list(updates.kernels.values()), nameless)
+    dump.write(f"{name}_kernels.txt", lambda: kernels_text(list(updates.kernels.values())))
     launches = {
         group: _launch(group, kernel, found, updates.targets)
         for (group, kernel), found in zip(updates.kernels.items(), nameless, strict=True)
@@ -78,6 +78,9 @@ def plan_kernels(module: fx.GraphModule, record: Compilation, name: str, dump: D
         ],
         lowering.sizes.hint,
     )
+    # Before it is compiled: what LLVM refuses can be read.
+    dump.write(f"{name}.ll", lambda: llvm_text(steps))
+    dump.write(f"{name}.s", lambda: assembly_text(steps))
     wanted_code = [step.nameless for step in steps if isinstance(step, Launch | Together)]
     entries = dict(zip(wanted_code, load_kernels(wanted_code), strict=True))
     placeholders = [node.name for node in module.graph.find_nodes(op="placeholder")]
@@ -89,13 +92,6 @@ def plan_kernels(module: fx.GraphModule, record: Compilation, name: str, dump: D
         {symbol.name: source for symbol, source in lowering.sizes.sources.items()},
         entries,
     )
-
-
-def _dump_kernels(dump: Dump, name: str, kernels: list[Kernel], nameless: list[Canonical]) -> None:
-    """Before they are compiled: what LLVM refuses can be read."""
-    dump.write(f"{name}_kernels.txt", lambda: kernels_text(kernels))
-    dump.write(f"{name}.ll", lambda: llvm_text(kernels, nameless))
-    dump.write(f"{name}.s", lambda: assembly_text(kernels, nameless))
 
 
 def _layouts(lowering: Lowering) -> dict[str, tuple[tuple[Index, ...], torch.dtype]]:
