@@ -105,12 +105,10 @@ def size_hint(size: torch.SymInt) -> int | None:
     return size.node.hint if size.node.has_hint() else None
 
 
-def is_natural(size: torch.SymInt) -> bool:
-    """Whether a symbolic number is known to be at least 0: sizes are, other integers may not be."""
-    if size_expression(size).is_nonnegative:
-        return True
-    known = size.node.shape_env.bound_sympy(size_expression(size))
-    return bool(known.lower >= 0)
+def is_natural(size: torch.SymInt, symbol: Any) -> bool:
+    """Whether a symbol of `size` is known to be at least 0: sizes are, other integers may not."""
+    known = size.node.shape_env.bound_sympy(symbol)
+    return bool(symbol.is_nonnegative or known.lower >= 0)
 
 
 def keeps_graph() -> bool:

@@ -35,6 +35,8 @@ def inputs(kernel: Kernel, seed: int) -> tuple[dict[str, Array], dict[str, int]]
         for buffer in buffers(kernel)
         if not buffer.is_scratch
     }
+    for written, read in kernel.shares:
+        arrays[written.name][:] = arrays[read.name]
     return arrays, sizes
 
 
@@ -65,6 +67,12 @@ def points(kernel: Kernel, sizes: Mapping[str, int]) -> int:
     )
 
 
+def share_memory(kernel: Kernel, arrays: dict[str, Array]) -> None:
+    """Let buffers that lie in the same memory do so."""
+    for written, read in kernel.shares:
+        arrays[read.name] = arrays[written.name]
+
+
 def with_margins(arrays: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
     """Copies of arrays, and the memory that each lies in, marked where it is not the array's."""
     inside, whole = {}, {}
@@ -88,12 +96,14 @@ def overrun(whole: Mapping[str, Array]) -> str | None:
 
 def _sizes(kernel: Kernel, random: np.random.Generator) -> dict[str, int]:
     used = [*header_sizes(kernel), *(i for s in kernel.statements for i in indices(s))]
-    names = sorted({symbol.name for index in used for symbol in symbols(index)})
+    found = {symbol for index in used for symbol in symbols(index)}
+    numbers = {s.name: int(random.integers(-6, 7)) for s in sorted(found, key=str) if s.is_signed}
+    names = sorted(symbol.name for symbol in found if not symbol.is_signed)
     sizes = {name: int(random.choice(SYMBOL_VALUES)) for name in names}
     while points(kernel, sizes) > POINTS and max(sizes.values(), default=0) > 1:
         largest = max(sizes, key=lambda name: sizes[name])
         sizes[largest] //= 2
-    return sizes
+    return sizes | numbers
 
 
 def _array(dtype: DType, length: int, random: np.random.Generator) -> Array:

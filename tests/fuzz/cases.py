@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
+import numpy as np
+
 from stator.codegen.llvm import jit
 from stator.codegen.llvm.shape import arguments_of, symbols_of
 from stator.errors import VerifyError
@@ -17,7 +19,7 @@ from stator.loops import interp
 from stator.loops.ir import Kernel
 from stator.loops.text import to_text
 from stator.loops.verify import verify
-from tests.fuzz.arguments import inputs, overrun, with_margins
+from tests.fuzz.arguments import Array, inputs, overrun, share_memory, with_margins
 from tests.fuzz.choices import Recorded
 from tests.fuzz.compare import difference
 from tests.fuzz.kernels import make_kernel
@@ -29,12 +31,12 @@ class Case:
     """A kernel, where its arguments come from, and on how many threads it runs."""
 
     kernel: Kernel
-    seed: int
+    seeds: tuple[int, ...]  # several for a kernel over a list
     threads: int
 
     def __str__(self) -> str:
-        _, sizes = inputs(self.kernel, self.seed)
-        return f"seed {self.seed}, threads {self.threads}, sizes {sizes}\n{to_text(self.kernel)}"
+        given = [f"seed {seed}: {inputs(self.kernel, seed)[1]}" for seed in self.seeds]
+        return f"threads {self.threads}, {', '.join(given)}\n{to_text(self.kernel)}"
 
 
 def decisions_of(number: int) -> list[int]:
@@ -50,22 +52,53 @@ def case_of(decisions: Sequence[int]) -> Case:
 
 
 def _make(choices: Recorded) -> Case:
-    seed, threads = choices.below(1 << 20), choices.between(1, 2)
-    return Case(make_kernel(choices), seed, threads)
+    seeds, threads = [choices.below(1 << 20)], choices.between(1, 2)
+    kernel = make_kernel(choices)
+    if kernel.is_list:
+        seeds += [choices.below(1 << 20) for _ in range(choices.below(3))]
+    return Case(kernel, tuple(seeds), threads)
 
 
 def failure(case: Case) -> str | None:
-    """What is wrong with LLVM's result, or None."""
+    """What is wrong with LLVM's results, or None."""
     kernel = case.kernel
     verify(kernel)
-    expected, sizes = inputs(kernel, case.seed)
-    actual, memory = with_margins(expected)
-    interp.run(kernel, expected, sizes)
-    module = jit.load([kernel])
-    addresses = [actual[buffer.name].ctypes.data for buffer in arguments_of(kernel)]
-    numbers = [sizes[symbol.name] for symbol in symbols_of(kernel)]
-    module.entries[kernel.name](*addresses, *numbers, case.threads)
-    return overrun(memory) or difference(kernel, actual, expected)
+    runs = [_Run.of(kernel, seed) for seed in case.seeds]
+    module = jit.load([kernel])  # kept: the code goes with it
+    entry = module.entries[kernel.name]
+    if kernel.is_list:
+        table = np.array([run.line(kernel) for run in runs], np.int64)
+        entry(table.ctypes.data, len(runs), case.threads)
+    else:
+        entry(*runs[0].line(kernel), case.threads)
+    return next((wrong for run in runs if (wrong := run.failure(kernel))), None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Arguments of a kernel, and what the interpreter makes of them."""
+
+    sizes: dict[str, int]
+    expected: dict[str, Array]
+    actual: dict[str, Array]
+    memory: dict[str, Array]
+
+    @staticmethod
+    def of(kernel: Kernel, seed: int) -> _Run:
+        expected, sizes = inputs(kernel, seed)
+        actual, memory = with_margins(expected)
+        share_memory(kernel, actual)
+        interp.run(kernel, expected, sizes)
+        return _Run(sizes, expected, actual, memory)
+
+    def line(self, kernel: Kernel) -> list[int]:
+        """Addresses and sizes, as the kernel's entry takes them."""
+        addresses = [self.actual[buffer.name].ctypes.data for buffer in arguments_of(kernel)]
+        return addresses + [self.sizes[symbol.name] for symbol in symbols_of(kernel)]
+
+    def failure(self, kernel: Kernel) -> str | None:
+        """What is wrong with the results."""
+        return overrun(self.memory) or difference(kernel, self.actual, self.expected)
 
 
 def explained(number: int) -> str:

@@ -14,7 +14,7 @@ from typing import Final
 
 from stator.core.dtypes import DType
 from stator.loops.build import apply, const
-from stator.loops.index import Axis, Element, Index
+from stator.loops.index import Axis, Element, Index, Symbol
 from stator.loops.ir import Buffer, Cast, Expr, IndexValue, Load, Within
 from stator.loops.prims import Prim
 from tests.fuzz.accesses import Places, Range, loaded_index
@@ -30,6 +30,8 @@ LIMIT: Final = 8.0  # … up to this, apart from NaN and infinities
 
 _NUMBERS: Final = (0.0, 1.0, -1.5, 0.25, 3.0, -0.0, float("inf"), float("-inf"))
 _PLACES: Final = (I64, I64, DType.I32, DType.U8)  # types in which indices are computed
+SHIFT: Final = Index.of(Symbol("n0", is_signed=True))  # a number that may be negative
+_RANDOM: Final = (Prim.THREEFRY_0, Prim.THREEFRY_1)
 _INTEGER_UNARY: Final = (Prim.NEG, Prim.ABS, Prim.NOT)
 _INTEGER_BINARY: Final = (
     *(Prim.ADD, Prim.SUB, Prim.MUL, Prim.DIV, Prim.MOD, Prim.MIN, Prim.MAX),
@@ -130,7 +132,8 @@ class Expressions:
         if kind == 5:
             return self.constant(dtype)
         if kind == 6 and dtype is not BOOL:
-            return Known(IndexValue(dtype, loaded_index(self.choices, self.axes)[0]))
+            place = SHIFT if self.choices.chance(6) else loaded_index(self.choices, self.axes)[0]
+            return Known(IndexValue(dtype, place))
         return self.gather(dtype) if kind == 7 and self.axes else self.load(dtype)
 
     def constant(self, dtype: DType) -> Known:
@@ -195,8 +198,9 @@ class Expressions:
         step = self.choices.one_of((1, 1, 2, -1, 3))
         offset = self.choices.one_of((0, -1, 1, -2, 2, -4, 4, 7))
         index = step * Index.of(axis) + offset
-        if self.choices.chance(4):
-            index = index + self.choices.one_of(self.axes)
+        if self.choices.chance(3):
+            others = [Index.of(other) for other in self.axes]
+            index = index + self.choices.one_of([*others, SHIFT])
         limit = axis.size
         if not self.choices.chance(3):
             limit = Index.of(self.choices.between(1, 12))
@@ -227,7 +231,10 @@ class Expressions:
                 return Known(apply(prim, *(self.exact(dtype, depth).expr for _ in range(2))))
 
     def integer(self, dtype: DType, depth: int) -> Known:
-        match self.choices.below(7):
+        match self.choices.below(8):
+            case 7 if dtype is DType.I32:
+                words = [self.make(dtype, depth).expr for _ in range(4)]
+                return Known(apply(self.choices.one_of(_RANDOM), *words))
             case 0:
                 prim = self.choices.one_of(_INTEGER_UNARY)
                 return Known(apply(prim, self.make(dtype, depth).expr))

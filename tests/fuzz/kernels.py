@@ -85,6 +85,7 @@ class _Maker:
     accumulated: list[Known] = field(default_factory=list)
     # What later stages over the same inner axes may load: scratch, and elements just stored.
     left: list[tuple[tuple[Axis, ...], Known]] = field(default_factory=list)
+    shares: list[tuple[Buffer, Buffer]] = field(default_factory=list)
 
     def kernel(self) -> Kernel:
         outer = self.outer()
@@ -96,7 +97,9 @@ class _Maker:
             if not stages or self.choices.chance(3):
                 inner = self.inner(len(outer))
             stages.append(self.stage(outer, inner))
-        return Kernel("fuzzed", outer, (*stages, *self.unread(outer, stages)))
+        is_list = self.choices.chance(8)
+        stages += self.unread(outer, stages)
+        return Kernel("fuzzed", outer, tuple(stages), tuple(self.shares), is_list)
 
     def outer(self) -> tuple[Axis, ...]:
         if self.form is Form.TURNED:
@@ -259,18 +262,24 @@ class _Maker:
         return [first]
 
     def update(self, made: Expressions, axes: Sequence[Axis]) -> list[Statement]:
-        """A store to what the same statement loads, and perhaps one of what it left."""
+        """A store to what the same statement loads, and perhaps one of what it left.
+
+        The load may name another buffer, which lies in the same memory.
+        """
         dtype = self.choices.one_of(STORED)
         index, length = self.stored(axes)
         buffer = Buffer(self.fresh("own"), dtype, length)
-        own = Load(dtype.computed_in, buffer, index)
+        old = Buffer(self.fresh("old"), dtype, length) if self.choices.chance(3) else buffer
+        before = Load(dtype.computed_in, old, index)
         inside = replace(made, known=list(made.known), asked=list(made.asked))
-        inside.known += [on_grid(own, LIMIT, STEP, Trust.BITS)] * 4
+        inside.known += [on_grid(before, LIMIT, STEP, Trust.BITS)] * 4
         value = inside.make(dtype.computed_in, 2)
         update = Store(buffer, index, value.expr)
+        if old is not buffer and before in nodes(update):
+            self.shares.append((buffer, old))
         if dtype in HALVES and value.trust is Trust.NEAR:
             return [update]
-        after = Known(own, value.trust)
+        after = Known(Load(dtype.computed_in, buffer, index), value.trust)
         made.known.append(after)
         return [update, self.store(after, axes, dtype)] if self.choices.chance(2) else [update]
 

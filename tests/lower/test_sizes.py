@@ -96,6 +96,43 @@ def test_a_number_among_the_inputs_is_its_own_source() -> None:
     assert list(sizes.sources.values()) == ["n_1"]
 
 
+DERIVED: Final[dict[str, tuple[Callable[[Any], Any], str]]] = {
+    "longer": (lambda n: n + 3, "(x - 3) // 1"),
+    "shorter": (lambda n: n - 1, "(x - -1) // 1"),
+    "twice": (lambda n: 2 * n, "(x - 0) // 2"),
+    "twice and more": (lambda n: 2 * n + 5, "(x - 5) // 2"),
+}
+
+
+@pytest.mark.parametrize("name", DERIVED)
+def test_a_size_is_found_from_another_that_follows_from_it(name: str) -> None:
+    """The backward of a padded tensor takes the padded one alone."""
+    make, source = DERIVED[name]
+    (node,) = placeholders(torch.empty(5))
+    size = node.meta["val"].size(0)
+    sizes = Sizes()
+
+    sizes.learn(_number(node, make(size)))
+
+    index = sizes.index(size)
+    assert index is not None
+    assert sizes.hint(index) == 5
+    assert list(sizes.sources.values()) == [source.replace("x", "k")]
+    for n in (2, 5, 100):
+        assert eval(source, {"x": make(n)}) == n
+
+
+@pytest.mark.parametrize("make", [lambda n: n // 2, lambda n: n * n, lambda n: n % 3, lambda n: -n])
+def test_a_size_that_does_not_follow_from_another_is_unknown(make: Callable[[Any], Any]) -> None:
+    (node,) = placeholders(torch.empty(5))
+    size = node.meta["val"].size(0)
+    sizes = Sizes()
+
+    sizes.learn(_number(node, make(size)))
+
+    assert sizes.index(size) is None
+
+
 def test_a_symbol_that_no_input_shows_is_unknown() -> None:
     (x,) = placeholders(torch.empty(5, 7))
 

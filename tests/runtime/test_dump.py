@@ -122,7 +122,7 @@ def test_equal_kernels_are_compiled_once_and_said_to_be_equal(tmp_path: Path) ->
 
 def test_launches_over_a_list_are_named_too(tmp_path: Path) -> None:
     def step(parameters: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
-        return torch._foreach_sub(parameters, gradients, alpha=0.1)
+        return list(torch._foreach_sub(parameters, gradients, alpha=0.1))
 
     sizes = (100, 300, 200, 500)
     tensors = [[torch.randn(n) for n in sizes] for _ in range(2)]

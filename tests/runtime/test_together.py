@@ -197,7 +197,7 @@ def test_a_list_makes_takes_and_writes_what_its_launches_do() -> None:
 
 
 def test_every_step_is_there_once() -> None:
-    steps: list[Step] = [launch(f"a{n}", f"x{n}") for n in range(5)] + [
+    steps = [launch(f"a{n}", f"x{n}") for n in range(5)] + [
         launch(f"b{n}", f"a{n}") for n in range(5)
     ]
 

@@ -35,13 +35,15 @@ class Sizes:
                     self._found(size, f"{placeholder.name}.size({dim})")
 
     def _found(self, size: torch.SymInt, source: str) -> None:
-        expression, hint = size_expression(size), size_hint(size)
-        if not expression.is_Symbol or hint is None or expression.name in self.symbols:
+        """Take in the one symbol of a size: where an input shows 2*s0 + 3, it shows s0 as well."""
+        hint, line = size_hint(size), _line(size_expression(size))
+        if hint is None or line is None or line[0].name in self.symbols:
             return
-        symbol = Symbol(f"size_{expression.name}", is_signed=not is_natural(size))
-        self.symbols[expression.name] = symbol
-        self.sources[symbol] = source
-        self.hints[symbol] = hint
+        name, step, start = line[0].name, line[1], line[2]
+        symbol = Symbol(f"size_{name}", is_signed=not is_natural(size, line[0]))
+        self.symbols[name] = symbol
+        self.sources[symbol] = source if line[1:] == (1, 0) else f"({source} - {start}) // {step}"
+        self.hints[symbol] = (hint - start) // step
 
     def index(self, size: Any) -> Index | None:
         """A size as an index; None if it is no polynomial of sizes that the inputs show."""
@@ -81,6 +83,19 @@ class Sizes:
                 raise AssertionError(f"{atom} is no size")
             case _:
                 raise AssertionError(f"{atom} is no atom")
+
+
+def _line(expression: Any) -> tuple[Any, int, int] | None:
+    """The symbol, the step and the start of step*symbol + start; None if it is not of that form."""
+    if len(expression.free_symbols) != 1:
+        return None
+    (symbol,) = expression.free_symbols
+    start = expression.subs(symbol, 0)
+    step = expression.subs(symbol, 1) - start
+    if not (start.is_Integer and step.is_Integer and step > 0):
+        return None
+    is_line = (expression - step * symbol - start).expand() == 0
+    return (symbol, int(step), int(start)) if is_line else None
 
 
 def _combined(expression: Any, parts: list[Index]) -> Index | None:

@@ -90,6 +90,19 @@ def test_nan_wins_and_infinities_cancel() -> None:
         kernel.require(sizes, arrays=arrays)
 
 
+@pytest.mark.parametrize("length", [7, 33, 100, 255, 700])
+def test_a_sum_of_unknown_length_is_rounded_once(length: int) -> None:
+    kernel = compiled(REDUCED.format(combine="sum", dtype="f32"))
+    sizes = {"s0": 50, "s1": length}
+    arrays = kernel.arrays(sizes)
+    arrays["x"][:] = np.random.default_rng(length).standard_normal(50 * length)
+
+    kernel.run(arrays, sizes, 1)
+
+    exact = arrays["x"].astype(np.float64).reshape(50, length).sum(1)
+    np.testing.assert_array_equal(arrays["out"], exact.astype(np.float32))
+
+
 def test_a_long_sum_of_f32_is_kept_in_f64() -> None:
     """Chunks of ones behind 2**24, which f32 alone would not add."""
     kernel = compiled(REDUCED.format(combine="sum", dtype="f32"))

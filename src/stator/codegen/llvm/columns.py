@@ -8,7 +8,7 @@ from typing import Final
 
 from stator.codegen.llvm.emitter import PRIM_OF, VECTOR_BYTES, Emitter, neutral
 from stator.codegen.llvm.prims import emit_prim
-from stator.codegen.llvm.sums import count_of, is_direct, total_type
+from stator.codegen.llvm.sums import count_of, is_short, total_type
 from stator.codegen.llvm.types import MEMORY, convert, to_memory
 from stator.core.dtypes import DType
 from stator.loops.index import (
@@ -66,7 +66,7 @@ class Columns(Emitter):
 
     def _open_rows(self, stage: Stage, statement: Accumulate) -> None:
         self.totals[statement.name] = self._row(total_type(statement, stage))
-        if not is_direct(stage):
+        if not is_short(stage):
             self.parts[statement.name] = self._row(statement.value.dtype)
 
     def _row(self, dtype: DType) -> Row:
@@ -111,7 +111,7 @@ class Columns(Emitter):
                         self._into(row, statement, self.value(statement.value))
                 self.lane = None
 
-        if accumulations and not is_direct(stage):
+        if accumulations and not is_short(stage):
             self._stretches(stage.inner, accumulations, width, innermost)
         else:
             self._nest(stage.inner, innermost)

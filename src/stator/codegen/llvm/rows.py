@@ -83,20 +83,24 @@ class Rows(Emitter):
         self, stage: Stage, axis: Axis, start: list[str], accumulations: list[Accumulate]
     ) -> list[str]:
         """A loop in chunks, each of which makes a part of the totals."""
-        size = axis.size.constant
+        size, end = axis.size.constant, self.index(axis.size)
         # What fills no step of vectors is a chunk of its own: else LLVM adds it to the sum of all
         # the rest, one by one.
-        rest = 0 if size is None else size % STEP
-        length = self.index(axis.size) if size is None else str(size - rest)
-        if size is None or size - rest > CHUNK:
+        length = self._in_steps(end) if size is None else str(size - size % STEP)
+        if size is None or size - size % STEP > CHUNK:
             totals = self._full_chunks(stage, axis, length, start, accumulations)
         else:
             parts = self._parts(stage, axis, ("0", length), accumulations)
             totals = self._totals(stage, accumulations, start, parts)
-        if rest:
-            parts = self._parts(stage, axis, (length, str(size)), accumulations)
+        if size is None or size % STEP:
+            parts = self._parts(stage, axis, (length, end), accumulations)
             totals = self._totals(stage, accumulations, totals, parts)
         return totals
+
+    def _in_steps(self, length: str) -> str:
+        """`length` without what fills no step."""
+        rest = self.w.let(f"urem i64 {length}, {STEP}")
+        return self.w.let(f"sub i64 {length}, {rest}")
 
     def _full_chunks(
         self,

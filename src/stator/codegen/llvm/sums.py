@@ -28,7 +28,19 @@ def term_type(statement: Accumulate, stage: Stage) -> DType:
 
 
 def is_direct(stage: Stage) -> bool:
-    """Whether terms go right into the total, and not into parts of it first."""
+    """Whether terms of a row go right into the total, and not into parts of it first.
+
+    Of an unknown number: such a sum may be short, and then parts of f32 would cost more digits
+    than eager loses.
+    """
+    if count_of(stage.inner) is not None:
+        return is_short(stage)
+    sums = [s for s in stage.body if isinstance(s, Accumulate) and s.combine is Combine.SUM]
+    return stage.in_order or all(s.value.dtype is not DType.F64 for s in sums)
+
+
+def is_short(stage: Stage) -> bool:
+    """Whether there are few enough terms to be added one by one."""
     count = count_of(stage.inner)
     return stage.in_order or (count is not None and count <= SHORT)
 
