@@ -95,7 +95,12 @@ SYMBOLIC_TYPES: Final[tuple[type, ...]] = (torch.SymInt, torch.SymFloat, torch.S
 
 
 def size_expression(size: torch.SymInt) -> Any:
-    """The sympy expression that a symbolic size stands for; what is known of sizes settles Max."""
+    """The sympy expression that a symbolic size stands for; None for the length of a jagged one.
+
+    What is known of sizes settles Max.
+    """
+    if size.node.is_nested_int():
+        return None
     expression = size.node.expr
     return expression if expression.is_Symbol else size.node.shape_env.simplify(expression)
 

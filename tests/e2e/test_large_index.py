@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Final
 
@@ -43,6 +44,7 @@ def by_rows(x: Tensor) -> Tensor:
     return x[: LENGTH // 8 * 8].view(8, -1).sum(1)
 
 
+@pytest.mark.skipif("STATOR_LARGE" not in os.environ, reason="STATOR_LARGE=1 runs it: 4.5 GB")
 @pytest.mark.skipif(free_bytes() < NEEDED, reason="needs 8 GB of free memory")
 def test_elements_behind_the_second_billion_are_reached() -> None:
     """One test, so that the memory is there once."""
@@ -64,4 +66,5 @@ def test_elements_behind_the_second_billion_are_reached() -> None:
     result = compiled(pointwise, dynamic=False)(x)
     assert [result[place].item() for place in MARKED] == [2 * v + 1 for v in MARKED.values()]
     assert result[5].item() == result[2**31 + 5].item() == 1
-    assert result.sum().item() == LENGTH + 2 * 39
+    # Not by torch, which would widen the whole tensor first.
+    assert compiled(reduced, dynamic=False)(result)[0].item() == LENGTH + 2 * 39

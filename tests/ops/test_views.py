@@ -107,6 +107,7 @@ def test_copies() -> None:
             torch.permute_copy(x, (1, 0)),
             torch.slice_copy(x, 0, 1, 3),
             torch.unsqueeze_copy(x, 1),
+            [part * 2 for part in torch.unsafe_chunk(x, 2, 1)],
         )
 
     check_fused(read, sample(4, 4))

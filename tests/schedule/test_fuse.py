@@ -244,3 +244,14 @@ def test_a_group_leads_if_a_member_reduces() -> None:
 def test_a_group_reads_what_its_members_read() -> None:
     assert Group(chain(3, 4)).reads == {"x", "m0", "m1"}
     assert Group(alone=Check("flag", IndexError, "no")).reads == {"flag"}
+
+
+def test_a_single_row_does_not_take_in_what_threads_would_share() -> None:
+    """A sum of all elements has one row; the loop before it has work for several threads."""
+    many = fuse_module.WORTH_THREADS
+    for length, alone in ((many // 2, 1), (many, 2)):
+        x = tensor("x", length)
+        large = copy_of("large", x, length)
+        total = reduced("total", (), (length,), lambda p, r, y=result_of(large): y.load(r))
+
+        assert len(names(grouped(large, total))) == alone

@@ -36,7 +36,9 @@ class Sizes:
 
     def _found(self, size: torch.SymInt, source: str) -> None:
         """Take in the one symbol of a size: where an input shows 2*s0 + 3, it shows s0 as well."""
-        hint, line = size_hint(size), _line(size_expression(size))
+        expression = size_expression(size)
+        line = None if expression is None else _line(expression)
+        hint = None if line is None else size_hint(size)
         if hint is None or line is None or line[0].name in self.symbols:
             return
         name, step, start = line[0].name, line[1], line[2]
@@ -48,7 +50,8 @@ class Sizes:
     def index(self, size: Any) -> Index | None:
         """A size as an index; None if it is no polynomial of sizes that the inputs show."""
         if isinstance(size, torch.SymInt):
-            return self._index(size_expression(size))
+            expression = size_expression(size)
+            return None if expression is None else self._index(expression)
         return Index.of(size) if isinstance(size, int) else None
 
     def _index(self, expression: Any) -> Index | None:

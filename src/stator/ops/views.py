@@ -178,7 +178,12 @@ def unfold(t: Builder, result: Result, x: Value, dim: int, size: Any, step: Any)
     return Value(result.size, x.dtype, load)
 
 
-@view(aten.split.Tensor, aten.split_with_sizes.default)
+@view(
+    aten.split.Tensor,
+    aten.split_with_sizes.default,
+    aten.unsafe_split.Tensor,
+    aten.unsafe_split_with_sizes.default,
+)
 def split(
     t: Builder, result: tuple[Result, ...], x: Value, sizes: Any, dim: int = 0
 ) -> tuple[Value, ...]:
@@ -219,3 +224,4 @@ lowers(aten.view_copy.default)(reshape)
 lowers(aten.unsqueeze_copy.default, aten.squeeze_copy.default)(insert_or_drop_ones)
 lowers(aten.squeeze_copy.dim, aten.squeeze_copy.dims)(insert_or_drop_ones)
 lowers(aten.alias_copy.default, aten.detach_copy.default, aten.lift_fresh_copy.default)(same)
+lowers(aten.unbind_copy.int)(unbind)
