@@ -107,10 +107,11 @@ class Expressions:
     asked: list[Choice] = field(default_factory=list)  # choices made before
     places: Places = loaded_index  # how elements lie that are loaded
     may_choose: bool = True  # whether choices by an index are made
+    is_enough: Callable[[], bool] = lambda: False  # whether the kernel is large already
 
     def make(self, dtype: DType, depth: int) -> Known:
         """An expression of a type that arithmetic uses."""
-        kind = 0 if depth <= 0 else self.choices.below(8)
+        kind = 0 if depth <= 0 or self.is_enough() else self.choices.below(8)
         if kind <= 1:
             found = self.leaf(dtype)
         elif kind == 2 and self.axes and self.may_choose:

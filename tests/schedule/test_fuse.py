@@ -6,6 +6,7 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, fx
 
@@ -246,12 +247,12 @@ def test_a_group_reads_what_its_members_read() -> None:
     assert Group(alone=Check("flag", IndexError, "no")).reads == {"flag"}
 
 
-def test_a_single_row_does_not_take_in_what_threads_would_share() -> None:
+@pytest.mark.parametrize(("part", "alone"), [(2, 1), (1, 2)])
+def test_a_single_row_does_not_take_in_what_threads_would_share(part: int, alone: int) -> None:
     """A sum of all elements has one row; the loop before it has work for several threads."""
-    many = fuse_module.WORTH_THREADS
-    for length, alone in ((many // 2, 1), (many, 2)):
-        x = tensor("x", length)
-        large = copy_of("large", x, length)
-        total = reduced("total", (), (length,), lambda p, r, y=result_of(large): y.load(r))
+    length = fuse_module.WORTH_THREADS // part
+    large = copy_of("large", tensor("x", length), length)
+    made = result_of(large)
+    total = reduced("total", (), (length,), lambda _, r: made.load(r))
 
-        assert len(names(grouped(large, total))) == alone
+    assert len(names(grouped(large, total))) == alone
