@@ -52,7 +52,7 @@ def case_of(decisions: Sequence[int]) -> Case:
 
 
 def _make(choices: Recorded) -> Case:
-    seeds, threads = [choices.below(1 << 20)], 2 if choices.chance(4) else 1
+    seeds, threads = [choices.below(1 << 20)], 2 if choices.chance(8) else 1
     kernel = make_kernel(choices)
     if kernel.is_list:
         seeds += [choices.below(1 << 20) for _ in range(choices.below(3))]

@@ -93,7 +93,7 @@ class _Maker:
         room = self.room
         inner: tuple[Axis, ...] = ()
         stages: list[Stage] = []
-        for _ in range(1 if self.form is Form.SCAN else self.choices.one_of((1, 2, 1, 1, 3))):
+        for _ in range(1 if self.form is Form.SCAN else self.choices.one_of((1, 2, 1, 1, 1, 3))):
             if self.is_enough():
                 break
             self.room = room
@@ -129,6 +129,9 @@ class _Maker:
             for inner, known in left
             if known.expr not in read
         ]
+
+    def depth(self) -> int:
+        return self.choices.one_of((1, 2))
 
     def is_enough(self) -> bool:
         return self.count >= NAMES
@@ -191,7 +194,7 @@ class _Maker:
 
     def accumulate(self, made: Expressions) -> tuple[Accumulate, Known]:
         name = self.fresh("acc")
-        value = made.make(self.choices.one_of(ARITHMETIC), 2)
+        value = made.make(self.choices.one_of(ARITHMETIC), self.depth())
         combine = self.kind(value.dtype)
         expr, trust = self.combinable(made, value, combine, exact=False)
         known = Known(Accumulated(value.dtype, name), min(trust, Trust.VALUE))
@@ -218,7 +221,7 @@ class _Maker:
 
     def keep(self, made: Expressions, inner: tuple[Axis, ...]) -> Store:
         """A store to scratch; the stages that follow may load it."""
-        value = made.make(self.choices.one_of(ARITHMETIC), 2)
+        value = made.make(self.choices.one_of(ARITHMETIC), self.depth())
         dtype = value.dtype
         if dtype is DType.F32 and value.trust >= Trust.VALUE:
             dtype = self.choices.one_of((DType.F32, *HALVES))
@@ -248,7 +251,7 @@ class _Maker:
     ) -> list[Statement]:
         """A store; or one to a computed place; or two to the two halves of one buffer."""
         dtype = self.choices.one_of(STORED)
-        value = made.make(dtype.computed_in, 2)
+        value = made.make(dtype.computed_in, self.depth())
         first = self.store(value, made.axes, dtype)
         kind = self.choices.below(6)
         if kind == 3 and in_order:
@@ -282,7 +285,7 @@ class _Maker:
         before = Load(dtype.computed_in, old, index)
         inside = replace(made, known=list(made.known), asked=list(made.asked))
         inside.known += [on_grid(before, LIMIT, STEP, Trust.BITS)] * 4
-        value = inside.make(dtype.computed_in, 2)
+        value = inside.make(dtype.computed_in, self.depth())
         update = Store(buffer, index, value.expr)
         if old is not buffer and before in nodes(update):
             self.shares.append((buffer, old))
@@ -297,7 +300,7 @@ class _Maker:
     ) -> Store:
         """A store that combines; points of the stage may meet in one element."""
         dtype = self.choices.one_of(STORED if in_order else ARITHMETIC)
-        value = made.make(dtype.computed_in, 2)
+        value = made.make(dtype.computed_in, self.depth())
         if dtype in HALVES and value.trust is Trust.NEAR:
             value = made.load(dtype.computed_in)  # rounding every time would add up
         combine = self.kind(dtype)

@@ -44,7 +44,8 @@ def softmax(t: Builder, result: Result, x: Value, dim: int, half_to_float: bool)
     return Value(
         result.size,
         result.dtype,
-        lambda p: _b.div(grown.load(p), total.load(_along(x, dim, p))),
+        # One division a row; the total is at least 1, so its inverse is as exact as any.
+        lambda p: _b.mul(grown.load(p), _b.div(1, total.load(_along(x, dim, p)))),
     )
 
 

@@ -13,7 +13,7 @@ LARGEST_SCRATCH: Final = 1 << 19  # bytes that a block of columns may keep besid
 
 
 def is_columnar(kernel: Kernel) -> bool:
-    """Whether every access inside of a row has its neighbour in the next row.
+    """Whether every access inside of a row has its neighbour in the next row, or is the same there.
 
     So for sums over the first axis of a matrix: along a row memory jumps, across rows it does not.
     """
@@ -38,7 +38,8 @@ def _lies_across(stage: Stage, last: Axis) -> bool:
             places.append(statement.index)
     moving = [place for place in places if place.axes & own]
     steps = [place.factor_of(last) for place in moving]
-    return bool(moving) and all(step is Index.of(1) for step in steps)
+    one = Index.of(1)
+    return one in steps and all(step is one or step is Index.of(0) for step in steps)
 
 
 def scratch_bytes(kernel: Kernel) -> int:

@@ -1,4 +1,4 @@
-"""Scans of rows abreast: any number of rows, any length, every combination."""
+"""Scans by vectors or rows abreast: any number of rows, any length, every combination."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import pytest
 
 from stator.codegen.llvm.columns import Columns
 from stator.codegen.llvm.entry import _shape_of
-from stator.codegen.llvm.rows import Rows
-from stator.codegen.llvm.scans import ABREAST, Scans, is_scan
+from stator.codegen.llvm.scans import ABREAST, CHUNK, Scans, is_scan
 from stator.loops.parse import parse
 from tests.codegen.llvm.execute import compiled
 
@@ -40,7 +39,7 @@ def test_every_combination_runs_along_rows(combine: str, dtype: str) -> None:
     kernel = compiled(RUNNING.format(combine=combine, dtype=dtype))
     assert _shape_of(kernel.kernel) is Scans
 
-    for rows, length in ((1, 33), (ABREAST, 16), (9, 15), (6, 1)):
+    for rows, length in ((1, 33), (ABREAST, 16), (9, 15), (6, 1), (3, 2 * CHUNK), (2, CHUNK + 5)):
         kernel.require({"s0": rows, "s1": length})
 
 
@@ -66,14 +65,16 @@ def test_nan_stays_from_where_it_comes() -> None:
 def test_a_long_running_sum_is_kept_in_f64() -> None:
     """In f32, 2**24 + 1 is 2**24."""
     kernel = compiled(RUNNING.format(combine="sum", dtype="f32"))
-    sizes = {"s0": 5, "s1": 40}
-    arrays = kernel.arrays(sizes)
-    arrays["x"][:] = 1.0
-    arrays["x"][::40] = 2.0**24
+    for length in (40, CHUNK):
+        sizes = {"s0": 5, "s1": length}
+        arrays = kernel.arrays(sizes)
+        arrays["x"][:] = 1.0
+        arrays["x"][::length] = 2.0**24
 
-    kernel.run(arrays, sizes, 1)
+        kernel.run(arrays, sizes, 1)
 
-    assert (arrays["out"][39::40] == 2.0**24 + 40).all()  # rounded once, at the end
+        last = arrays["out"][length - 1 :: length]
+        assert (last == 2.0**24 + length).all()  # rounded once, at the end
 
 
 SEVERAL: Final = """
@@ -126,36 +127,47 @@ kernel columns
         kernel.require({"s0": rows, "s1": columns}, threads=(1, 2))
 
 
-def test_a_scan_among_other_stages_runs_row_by_row() -> None:
-    kernel = compiled("""
+@pytest.mark.parametrize("length", [17, CHUNK, 2 * CHUNK + 3])
+def test_a_scan_among_other_stages(length: int) -> None:
+    """What came before is known inside of it, and its total behind it."""
+    size = 7 * length
+    kernel = compiled(f"""
 kernel mixed
-  buffer x: f32[119]
-  buffer out: f32[119]
-  scratch e: f32[17]
+  buffer x: f32[{size}]
+  buffer out: f32[{size}]
+  buffer shares: f32[{size}]
+  scratch e: f32[{length}]
   outer i: 7
-  stage j: 17
-    e[j] = exp(x[17*i + j])
+  stage j: {length}
+    e[j] = exp(x[{length}*i + j])
     acc sum= e[j]
-  scan k: 17
+  scan k: {length}
     running sum= div(e[k], acc)
-    out[17*i + k] = running
+    out[{length}*i + k] = add(running, acc)
+  stage l: {length}
+    shares[{length}*i + l] = div(e[l], running)
 """)
 
-    assert _shape_of(kernel.kernel) is Rows
+    assert _shape_of(kernel.kernel) is Scans
     kernel.require()
 
 
-def test_only_one_scan_along_rows_is_a_scan() -> None:
+def test_a_total_that_waits_for_another_makes_no_vectors() -> None:
+    compiled("""
+kernel chained
+  buffer x: f32[1000]
+  buffer out: f32[1000]
+  outer i: 4
+  scan j: 250
+    first sum= x[250*i + j]
+    second sum= mul(first, x[250*i + j])
+    out[250*i + j] = second
+""").require()
+
+
+def test_what_keeps_no_total_is_no_scan() -> None:
     yes = parse(RUNNING.format(combine="sum", dtype="f32"))
     unordered = parse(SEVERAL.replace("scan j", "stage j").replace("total,", "2.0:f32,"))
-    alone = parse("""
-kernel alone
-  buffer x: f32[17]
-  buffer out: f32[17]
-  scan j: 17
-    acc sum= x[j]
-    out[j] = acc
-""")
     scatter = parse("""
 kernel scatter
   buffer n: i64[51]
@@ -165,8 +177,8 @@ kernel scatter
     out[17*i + j] = f32(n[17*i + j])
 """)
 
-    assert is_scan(yes)
-    assert not any(is_scan(kernel) for kernel in (unordered, alone, scatter))
+    assert is_scan(yes.stages[0])
+    assert not any(is_scan(stage) for kernel in (unordered, scatter) for stage in kernel.stages)
 
 
 def test_a_scan_without_rows() -> None:

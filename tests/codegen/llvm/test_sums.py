@@ -88,9 +88,10 @@ def test_a_sum_of_known_length_becomes_vectors(length: int) -> None:
 
 
 def test_marks_of_loops_are_numbered() -> None:
-    text = numbered("br !{lanes:16}\nbr !{lanes:0}\nbr !{known:8}\nbr !{known:0}")
+    text = numbered("br !{lanes:16x4}\nbr !{lanes:0x1}\nbr !{lanes:8x1}")
 
-    assert text.splitlines()[:4] == ["br !0", "br !1", "br !2", "br !3"]
-    notes = text.splitlines()[4:]
-    assert ["unroll.disable" in note for note in notes] == [False, False, True, False]
-    assert ['vectorize.width", i32' in note for note in notes] == [True, False, True, False]
+    assert text.splitlines()[:3] == ["br !0", "br !1", "br !2"]
+    notes = text.splitlines()[3:]
+    assert ["unroll.disable" in note for note in notes] == [True, False, True]
+    assert ['vectorize.width", i32 16' in note for note in notes] == [True, False, False]
+    assert ['interleave.count", i32 4' in note for note in notes] == [True, False, False]

@@ -10,6 +10,7 @@ from stator.codegen.llvm.emitter import PRIM_OF, VECTOR_BYTES, Emitter, neutral
 from stator.codegen.llvm.prims import emit_prim
 from stator.codegen.llvm.sums import count_of, is_short, total_type
 from stator.codegen.llvm.types import MEMORY, convert, to_memory
+from stator.codegen.llvm.writer import Vectors
 from stator.core.dtypes import DType
 from stator.loops.index import (
     Axis,
@@ -34,6 +35,10 @@ class Row:
 
     place: str
     dtype: DType
+
+
+def _line(row: Row) -> Vectors:
+    return Vectors(VECTOR_BYTES // row.dtype.bytes, 2)
 
 
 @dataclass(slots=True)
@@ -100,7 +105,7 @@ class Columns(Emitter):
             self._clear(self.totals[statement.name], statement.combine, width)
 
         def innermost() -> None:
-            with self.w.loop("0", width, [], "column", self._lanes(last, stage.body)) as loop:
+            with self.w.loop("0", width, [], "column", self._vectors(last, stage.body)) as loop:
                 self.lane = loop.counter
                 self._enter(last, self.w.let(f"add i64 {start}, {loop.counter}"))
                 for statement in stage.body:
@@ -150,15 +155,14 @@ class Columns(Emitter):
     def _put_away(self, statement: Accumulate, width: str) -> None:
         """Add the parts of one stretch to the totals."""
         parts, totals = self.parts[statement.name], self.totals[statement.name]
-        lanes = VECTOR_BYTES // totals.dtype.bytes
-        with self.w.loop("0", width, [], "column", lanes) as column:
+        with self.w.loop("0", width, [], "column", _line(totals)) as column:
             self.lane = column.counter
             self._into(totals, statement, self._lane_of(parts.place, parts.dtype))
             self.lane = None
 
     def _clear(self, row: Row, combine: Combine, width: str) -> None:
         kind = MEMORY[row.dtype]
-        with self.w.loop("0", width, [], "clear", VECTOR_BYTES // row.dtype.bytes) as loop:
+        with self.w.loop("0", width, [], "clear", _line(row)) as loop:
             place = self.w.let(f"getelementptr {kind}, ptr {row.place}, i64 {loop.counter}")
             value = to_memory(self.w, neutral(combine, row.dtype), row.dtype)
             self.w.line(f"store {kind} {value}, ptr {place}")

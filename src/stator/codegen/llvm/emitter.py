@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from stator.codegen.llvm.prims import emit_prim
-from stator.codegen.llvm.shape import has_vectors
+from stator.codegen.llvm.shape import cost_of, has_vectors
 from stator.codegen.llvm.types import MEMORY, convert, from_memory, literal, register, to_memory
-from stator.codegen.llvm.writer import Writer
+from stator.codegen.llvm.writer import SCALAR, Vectors, Writer
 from stator.core.dtypes import DType
 from stator.loops.access import children, index_parts, nodes, roots
 from stator.loops.index import (
@@ -43,6 +43,7 @@ from stator.loops.prims import Prim
 MOST_OUTCOMES: Final = 2  # choices that give loops of their own for each outcome
 VECTOR_BYTES: Final = 64
 FEW: Final = 8  # points that are not worth a vector
+ENOUGH_AT_ONCE: Final = 48  # operations in flight that hide each other's latency
 
 Condition: TypeAlias = tuple[Index, Index]  # what a choice asks: is the index within the limit?
 
@@ -101,6 +102,11 @@ def neutral(combine: Combine, dtype: DType) -> str:
     return str(0 if low else -1)  # all bits set
 
 
+def _fits(size: int | None, lanes: int, copies: int) -> bool:
+    """Whether `copies` vectors side by side leave no more over than one alone."""
+    return size is None or size % (lanes * copies) == size % lanes
+
+
 @dataclass(slots=True)
 class Emitter:
     """State of the function that is being written, and code for values and indices."""
@@ -108,10 +114,10 @@ class Emitter:
     kernel: Kernel
     w: Writer = field(default_factory=Writer)
     axes: dict[Axis, str] = field(default_factory=dict)
-    accumulators: dict[str, str] = field(default_factory=dict)  # values, or rows of memory
+    accumulators: dict[str, str] = field(default_factory=dict)
     values: dict[Expr, str] = field(default_factory=dict)  # computed in the present iteration
     settled: dict[Condition, bool] = field(default_factory=dict)  # choices made outside
-    lane: str | None = None  # position in the rows of accumulators, in a column reduction
+    lane: str | None = None  # position among accumulators that lie in memory
 
     def open_scratch(self, buffer: Buffer) -> None:
         """Memory for one outer iteration: of a known size on the stack."""
@@ -127,8 +133,8 @@ class Emitter:
         if buffer.size.constant is None:
             self.w.line(f"call void @free(ptr %{buffer.name})")
 
-    def _lanes(self, axis: Axis, body: Sequence[Statement]) -> int:
-        """Lanes of an innermost loop: a full vector of the widest type in it.
+    def _vectors(self, axis: Axis, body: Sequence[Statement]) -> Vectors:
+        """Those of an innermost loop: as wide as its widest type allows, more than one if short.
 
         LLVM is told, not asked: its two cost models may disagree, and a build with assertions then
         ends the process.
@@ -137,8 +143,11 @@ class Emitter:
         widest = max(
             node.dtype.computed_in.bytes for statement in body for node in nodes(statement)
         )
-        scalar = (size is not None and size < FEW) or not has_vectors(body, axis)
-        return 0 if scalar else VECTOR_BYTES // widest
+        if (size is not None and size < FEW) or not has_vectors(body, axis):
+            return SCALAR
+        lanes, cost = VECTOR_BYTES // widest, cost_of(body)
+        fitting = (n for n in (4, 2) if n * cost <= ENOUGH_AT_ONCE and _fits(size, lanes, n))
+        return Vectors(lanes, next(fitting, 1))
 
     def _clip(self, value: str, bound: str, *, larger: bool) -> str:
         predicate = "sgt" if larger else "slt"
@@ -278,8 +287,7 @@ class Emitter:
         w.open_block(done)
 
     def _accumulated(self, expr: Accumulated) -> str:
-        place = self.accumulators[expr.name]
-        return place if self.lane is None else self._lane_of(place, expr.dtype)
+        return self.accumulators[expr.name]
 
     def _lane_of(self, row: str, dtype: DType) -> str:
         kind = MEMORY[dtype.computed_in]

@@ -52,7 +52,7 @@ def _shape_of(kernel: Kernel) -> type[Columns] | type[Rows] | type[Flat]:
     if is_columnar(kernel):
         return Columns
     if any(stage.inner for stage in kernel.stages):
-        return Scans if is_scan(kernel) else Rows
+        return Scans if any(map(is_scan, kernel.stages)) else Rows
     return Flat if transposed(kernel) is None else Tiles
 
 

@@ -42,8 +42,8 @@ class Flat(Emitter):
             self.versions(self.kernel.statements, last, lambda: self._loop(last, low, high))
 
     def _loop(self, axis: Axis, low: str, high: str) -> None:
-        lanes = self._lanes(axis, self.kernel.statements)
-        with self.w.loop(low, high, [], "flat", lanes) as loop:
+        vectors = self._vectors(axis, self.kernel.statements)
+        with self.w.loop(low, high, [], "flat", vectors) as loop:
             self._enter(axis, loop.counter)
             self._body(self.kernel.stages)
 

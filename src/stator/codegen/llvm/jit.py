@@ -25,6 +25,11 @@ _ATTRIBUTES: Final = (
     'attributes #0 = { nounwind "prefer-vector-width"="512" "no-trapping-math"="true" }'
 )
 
+# Functions of libraries are called through a table: code that finds its constants nearby would not
+# reach them, and llvmlite's memory manager foresees a table, not the jumps that are the other way.
+_THROUGH_A_TABLE: Final = """!llvm.module.flags = !{!1000000}
+!1000000 = !{i32 7, !"RtLibUseGOT", i32 1}"""
+
 _INTRINSICS: Final = {  # name: number of arguments
     "fabs": 1,
     "minimum": 2,
@@ -57,18 +62,19 @@ def module_text(kernels: Iterable[Kernel]) -> str:
     declared = math.definitions(sorted(needed, key=lambda pair: (pair[0].name, pair[1].value)))
     lines = [
         declared,
-        "declare void @GOMP_parallel(ptr, ptr, i32, i32)",
-        "declare i32 @omp_get_thread_num()",
-        "declare i32 @omp_get_num_threads()",
-        "declare noalias ptr @malloc(i64)",
-        "declare void @free(ptr)",
+        "declare void @GOMP_parallel(ptr, ptr, i32, i32) nonlazybind",
+        "declare i32 @omp_get_thread_num() nonlazybind",
+        "declare i32 @omp_get_num_threads() nonlazybind",
+        "declare noalias ptr @malloc(i64) nonlazybind",
+        "declare void @free(ptr) nonlazybind",
+        "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)",
     ]
     for name, count in _INTRINSICS.items():
         for kind, suffix in (("float", "f32"), ("double", "f64")):
             line = f"declare {kind} @llvm.{name}.{suffix}({', '.join([kind] * count)})"
             if f"@llvm.{name}.{suffix}(" not in declared:
                 lines.append(line)
-    text = "\n".join([*lines, *(emit_kernel(kernel) for kernel in kernels), _ATTRIBUTES])
+    text = "\n".join([*lines, *(emit_kernel(kernel) for kernel in kernels), _ATTRIBUTES, _THROUGH_A_TABLE])
     return numbered(text)
 
 
@@ -80,7 +86,9 @@ def load(kernels: Iterable[Kernel]) -> Module:
     parsed = llvm.parse_assembly(module_text(kernels), llvm.create_context())
     parsed.verify()
     _optimize(parsed, _new_target_machine())
-    engine = llvm.create_mcjit_compiler(parsed, _new_target_machine())  # which it then owns
+    # The engine owns the machine then.  llvmlite's own memory manager keeps code and constants
+    # together, as small code needs them.
+    engine = llvm.create_mcjit_compiler(parsed, _new_target_machine(), use_lmm=True)
     _unlocked("LLVMPY_FinalizeObject")(engine)
     entries = {k.name: _signature(k)(engine.get_function_address(k.name)) for k in kernels}
     return Module(tuple(kernels), engine, entries)
@@ -150,6 +158,12 @@ def _new_target_machine() -> Any:
     llvm = _llvm()
     target = llvm.Target.from_default_triple()
     features = llvm.get_host_cpu_features().flatten()
+    # Small code finds constants relative to itself; large code loads an address for each of them.
     return target.create_target_machine(
-        opt=3, cpu=llvm.get_host_cpu_name(), features=features, jit=True
+        opt=3,
+        cpu=llvm.get_host_cpu_name(),
+        features=features,
+        jit=True,
+        reloc="pic",
+        codemodel="small",
     )

@@ -86,7 +86,7 @@ def _definition(prim: Prim, dtype: DType) -> str:
     arguments = ("%x", "%y") if prim in _BINARY else ("%x",)
     if (prim, dtype) in LIBM:
         types = ", ".join(type_ for _ in arguments)
-        return f"declare {type_} @{name}({types}) nounwind memory(none) willreturn\n"
+        return f"declare {type_} @{name}({types}) nounwind nonlazybind memory(none) willreturn\n"
     instructions = Instructions()
     result = _OURS[prim, dtype](*(Value(instructions, type_, name) for name in arguments))
     signature = ", ".join(f"{type_} {argument}" for argument in arguments)

@@ -19,11 +19,14 @@ from stator.codegen.llvm.math_value import (
     narrowed,
     polynomial,
     power_of_two,
+    raised,
     select,
     widened,
 )
 
 LOG2_E: Final = 1.4426950408889634
+LIFT: Final = 64  # powers of two between the least normal number and those that a step is made in
+TOO_LARGE: Final = {FLOAT: 2.0**127, DOUBLE: 2.0**1023}  # times more than 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,8 @@ class _Constants:
     keeps_remainder: bool
     # Beyond these exp gives 0 or inf, and so it does at them; the same for exp2.
     bounds: tuple[float, float]
+    normal_above: float  # exp gives normal numbers there
+    finite_up_to: float  # and numbers there
     bounds_of_exp2: tuple[float, float]
     epsilon: float  # less than half an ulp of 1
     minus_one_below: float  # expm1 is -1 there
@@ -57,6 +62,8 @@ _OF: Final[Mapping[str, _Constants]] = {
         ln2=(0.693145751953125, 1.4286067653301906e-06),
         keeps_remainder=False,
         bounds=(-104.0, 89.0),
+        normal_above=-87.0,
+        finite_up_to=88.72283172607422,
         bounds_of_exp2=(-151.0, 129.0),
         epsilon=2.0**-25,
         minus_one_below=-18.0,
@@ -76,6 +83,8 @@ _OF: Final[Mapping[str, _Constants]] = {
         ln2=(0.6931471803691238, 1.9082149292705877e-10),
         keeps_remainder=True,
         bounds=(-746.0, 710.0),
+        normal_above=-708.0,
+        finite_up_to=709.782712893384,
         bounds_of_exp2=(-1076.0, 1025.0),
         epsilon=2.0**-54,
         minus_one_below=-40.0,
@@ -128,7 +137,7 @@ def _scaled(x: Value, exponent: Value) -> Value:
 
 
 def _exp_of_reduced(r: Value) -> Value:
-    return _expm1_of_reduced(r) + 1.0
+    return fma(fma(polynomial(r, _OF[r.type].exp), r, 1.0), r, 1.0)
 
 
 def _expm1_of_reduced(r: Value) -> Value:
@@ -152,15 +161,19 @@ def _expm1_parts(x: Value) -> tuple[Value, Value]:
 
 def exp(x: Value) -> Value:
     """exp(x)"""
-    low, high = _OF[x.type].bounds
-    r, n = _reduced(at_most(at_least(x, low), high))  # beyond them the exponents would wrap
-    return _scaled(_exp_of_reduced(r), n)
+    constants = _OF[x.type]
+    r, n = _reduced(at_least(x, constants.bounds[0]))  # below it the exponents would wrap
+    result = raised(_exp_of_reduced(r), n)
+    is_tiny = x < constants.normal_above
+    result = select(is_tiny, raised(result, LIFT) * 2.0**-LIFT, result)
+    # Beyond what is finite: NaN, or a product that is too large.
+    return select(x <= constants.finite_up_to, result, x * x.like(TOO_LARGE[x.type]))
 
 
 def exp_of_moderate(x: Value) -> Value:
     """exp(x) where neither the result nor its inverse is below the normal numbers."""
     r, n = _reduced(x)
-    return _exp_of_reduced(r) * power_of_two(n)
+    return raised(_exp_of_reduced(r), n)
 
 
 def exp_of_sum_times(x: Value, small: Value, factor: Value) -> Value:

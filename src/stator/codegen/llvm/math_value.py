@@ -24,6 +24,7 @@ BOOL: Final = "i1"
 
 _SUFFIX: Final = {FLOAT: "f32", DOUBLE: "f64", I32: "i32", I64: "i64"}
 _AS_INT: Final = {FLOAT: I32, DOUBLE: I64}
+_EXPONENT: Final = {FLOAT: (23, 127), DOUBLE: (52, 1023)}  # its lowest bit, and that of 1
 _AS_FLOAT: Final = {integer: real for real, integer in _AS_INT.items()}
 
 
@@ -247,5 +248,12 @@ def narrowed(x: Value) -> Value:
 
 def power_of_two(exponent: Value) -> Value:
     """2**exponent as a float as wide as the integer; the exponent must be that of a normal one."""
-    shift, bias = (23, 127) if exponent.type == I32 else (52, 1023)
+    shift, bias = _EXPONENT[_AS_FLOAT[exponent.type]]
     return from_bits((exponent + bias) << shift)
+
+
+def raised(x: Value, exponent: Operand) -> Value:
+    """x * 2**exponent, where both are normal numbers: a sum of integers."""
+    shift, _ = _EXPONENT[x.type]
+    low = exponent << shift if isinstance(exponent, Value) else int(exponent) << shift
+    return from_bits(bits(x) + low)

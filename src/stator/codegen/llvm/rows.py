@@ -9,6 +9,7 @@ from stator.codegen.llvm.emitter import PRIM_OF, Emitter, neutral
 from stator.codegen.llvm.prims import emit_prim
 from stator.codegen.llvm.sums import is_direct, term_type, total_type
 from stator.codegen.llvm.types import convert, register
+from stator.codegen.llvm.writer import SCALAR, Vectors
 from stator.core.dtypes import DType
 from stator.loops.index import (
     Axis,
@@ -65,17 +66,17 @@ class Rows(Emitter):
             self.versions(stage.body, axis, lambda: self._stores(stage, axis))
             return []
         kinds = [register(total_type(s, stage)) for s in accumulations]
-        lanes = 0 if rest or stage.in_order else self._lanes(axis, stage.body)
+        vectors = SCALAR if rest or stage.in_order else self._vectors(axis, stage.body)
         carried = list(zip(kinds, start, strict=True))
-        with self.w.loop("0", self.index(axis.size), carried, "inner", lanes) as loop:
+        with self.w.loop("0", self.index(axis.size), carried, "inner", vectors) as loop:
             self._enter(axis, loop.counter)
             loop.carried = self._inner(stage, tuple(rest), loop.carried, accumulations)
         return loop.results
 
     def _stores(self, stage: Stage, axis: Axis) -> None:
         """The innermost loop of a stage that accumulates nothing."""
-        lanes = self._lanes(axis, stage.body)
-        with self.w.loop("0", self.index(axis.size), [], "inner", lanes) as loop:
+        vectors = self._vectors(axis, stage.body)
+        with self.w.loop("0", self.index(axis.size), [], "inner", vectors) as loop:
             self._enter(axis, loop.counter)
             self._point(stage, [])
 
@@ -93,7 +94,7 @@ class Rows(Emitter):
             parts = self._parts(stage, axis, ("0", length), accumulations)
             totals = self._totals(stage, accumulations, start, parts)
         if size is None or size % STEP:
-            parts = self._parts(stage, axis, (length, end), accumulations)
+            parts = self._parts(stage, axis, (length, end), accumulations, copies=False)
             totals = self._totals(stage, accumulations, totals, parts)
         return totals
 
@@ -127,13 +128,17 @@ class Rows(Emitter):
         axis: Axis,
         bounds: tuple[str, str],
         accumulations: list[Accumulate],
+        *,
+        copies: bool = True,
     ) -> list[str]:
         """What the loop from one bound to the other accumulates, from the neutral values."""
         kinds = [register(s.value.dtype) for s in accumulations]
         fresh = [neutral(s.combine, s.value.dtype) for s in accumulations]
         carried = list(zip(kinds, fresh, strict=True))
-        lanes = self._lanes(axis, stage.body)
-        with self.w.loop(*bounds, carried, "inner", lanes) as loop:
+        vectors = self._vectors(axis, stage.body)
+        if not copies:
+            vectors = Vectors(vectors.lanes)
+        with self.w.loop(*bounds, carried, "inner", vectors) as loop:
             self._enter(axis, loop.counter)
             loop.carried = self._point(stage, loop.carried)
         return loop.results
@@ -172,4 +177,9 @@ class Rows(Emitter):
             operation = "fadd" if combine is Combine.SUM else "fmul"
             # Reassociation is what lets the loop become vectors.
             return self.w.let(f"{operation} reassoc {register(dtype)} {total}, {value}")
+        if combine in (Combine.MAX, Combine.MIN) and dtype.is_float:
+            # Which of two zeros it is costs three instructions more, and nobody asks.
+            kind = register(dtype)
+            name = f"llvm.{'maximum' if combine is Combine.MAX else 'minimum'}.{dtype}"
+            return self.w.let(f"call nsz {kind} @{name}({kind} {total}, {kind} {value})")
         return emit_prim(self.w, PRIM_OF[combine], [total, value], dtype)

@@ -29,6 +29,7 @@ from stator.loops.prims import Prim
 from stator.loops.values import product
 from stator.schedule.columns import COLUMNS, is_columnar
 
+MATH_COST: Final = 24  # operations of a mathematical function
 SIDE: Final = 16  # of a tile, in elements; for f32 its row is one cache line
 
 
@@ -86,6 +87,14 @@ def has_vectors(body: Sequence[Statement], axis: Axis) -> bool:
             if step is None or not step.terms:
                 return False
     return not any(pair in math.LIBM for pair in needed_math(body))
+
+
+def cost_of(body: Sequence[Statement]) -> int:
+    """Operations at one point, roughly: what each takes of the machine."""
+    parts = {node for statement in body for node in nodes(statement)}
+    applied = [node for node in parts if isinstance(node, Apply)]
+    dear = [node for node in applied if (node.prim, node.args[-1].dtype) in math.FUNCTIONS]
+    return len(applied) + (MATH_COST - 1) * len(dear) + len(body)
 
 
 def transposed(kernel: Kernel) -> tuple[Axis, tuple[Load, ...]] | None:

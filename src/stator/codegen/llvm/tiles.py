@@ -7,12 +7,16 @@ would fetch a whole cache line for each of their elements.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from stator.codegen.llvm.flat import Flat
 from stator.codegen.llvm.shape import SIDE, transposed
 from stator.codegen.llvm.types import MEMORY, from_memory
+from stator.codegen.llvm.writer import Vectors
 from stator.loops.index import Axis
 from stator.loops.ir import Expr, Load
+
+AHEAD: Final = 2 * SIDE  # columns between a tile and those that are fetched meanwhile
 
 
 @dataclass(slots=True)
@@ -58,8 +62,8 @@ class Tiles(Flat):
         with w.loop("0", str(SIDE), [], "row") as row:
             self._enter(side, w.let(f"add i64 {start}, {row.counter}"))
             line = w.let(f"mul i64 {row.counter}, {SIDE}")
-            lanes = self._lanes(last, self.kernel.statements)
-            with w.loop("0", str(SIDE), [], "column", lanes) as column:
+            lanes = self._vectors(last, self.kernel.statements).lanes
+            with w.loop("0", str(SIDE), [], "column", Vectors(lanes)) as column:
                 self._enter(last, w.let(f"add i64 {first}, {column.counter}"))
                 self.inside = w.let(f"add i64 {line}, {column.counter}")
                 self._body(self.kernel.stages)
@@ -71,10 +75,11 @@ class Tiles(Flat):
         vector = f"<{SIDE} x {kind}>"
         lines = []
         for column in range(SIDE):
-            for axis, value in at.items():
-                moved = w.let(f"add i64 {value}, {column}") if axis is last else value
-                self._enter(axis, moved)
-            address = self._address(load.buffer, load.index)
+            # Lines of a tile lie far from each other: no hardware sees the next ones coming.
+            coming = self._address_at(load, {**at, last: w.let(f"add i64 {at[last]}, {column + AHEAD}")})
+            w.line(f"call void @llvm.prefetch.p0(ptr {coming}, i32 0, i32 3, i32 1)")
+        for column in range(SIDE):
+            address = self._address_at(load, {**at, last: w.let(f"add i64 {at[last]}, {column}")})
             lines.append(w.let(f"load {vector}, ptr {address}, align {load.buffer.dtype.bytes}"))
         distance = SIDE // 2
         while distance:
@@ -83,6 +88,11 @@ class Tiles(Flat):
         for number, line in enumerate(lines):
             target = w.let(f"getelementptr {kind}, ptr {place}, i64 {number * SIDE}")
             w.line(f"store {vector} {line}, ptr {target}, align {load.buffer.dtype.bytes}")
+
+    def _address_at(self, load: Load, at: dict[Axis, str]) -> str:
+        for axis, value in at.items():
+            self._enter(axis, value)
+        return self._address(load.buffer, load.index)
 
     def _exchange(self, lines: list[str], vector: str, distance: int) -> list[str]:
         """One step of the transposition: lines `distance` apart swap their blocks of that width."""

@@ -9,34 +9,46 @@ from dataclasses import dataclass, field
 from typing import Final
 
 LANES: Final = "lanes:"  # in loop marks, until the module numbers them
-# A loop whose length is known: LLVM would unroll a short one before it looks for vectors.
-KNOWN: Final = "known:"
-_VECTORS_FIRST: Final = (
+# Vectors are as many as is good for them: to unroll what has them makes code, not speed.  And LLVM
+# would unroll a short loop of known length before it looks for vectors.
+_NO_UNROLLING: Final = (
     '!"llvm.loop.unroll.disable"',
-    '!"llvm.loop.vectorize.followup_all", !{!"llvm.loop.isvectorized", i32 1}',
+    '!"llvm.loop.vectorize.followup_all", !{!"llvm.loop.isvectorized", i32 1}, '
+    '!{!"llvm.loop.unroll.disable"}',
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Vectors:
+    """How a loop becomes vectors: of how many lanes, how many of them side by side."""
+
+    lanes: int = 0  # none: the loop stays as it is
+    copies: int = 1
 
 
 def numbered(text: str) -> str:
     """Module text with its loop marks numbered, as LLVM wants metadata.
 
-    before: br i1 %v, label %a, label %b, !llvm.loop !{lanes:16}
+    before: br i1 %v, label %a, label %b, !llvm.loop !{lanes:16x1}
     after:  br i1 %v, label %a, label %b, !llvm.loop !0      and !0 at the end says 16
     """
     notes: list[str] = []
 
     def number(mark: re.Match[str]) -> str:
-        lanes = int(mark.group(2))
+        lanes, copies = int(mark.group(1)), int(mark.group(2))
         name, value = ("width", f"i32 {lanes}") if lanes else ("enable", "i1 false")
         parts = [f'!"llvm.loop.vectorize.{name}", {value}']
-        if lanes and mark.group(1) == KNOWN:
-            parts += _VECTORS_FIRST
+        if lanes:
+            parts += [f'!"llvm.loop.interleave.count", i32 {copies}', *_NO_UNROLLING]
         own = f"!{len(notes)}"
         notes.append(f"{own} = distinct !{{{', '.join([own, *(f'!{{{p}}}' for p in parts)])}}}")
         return own
 
-    body = re.sub(rf"!\{{({LANES}|{KNOWN})(\d+)\}}", number, text)
+    body = re.sub(rf"!\{{{LANES}(\d+)x(\d+)\}}", number, text)
     return "\n".join([body, *notes])
+
+
+SCALAR: Final = Vectors()
 
 
 @dataclass(slots=True)
@@ -83,11 +95,9 @@ class Writer:
         end: str,
         carried: list[tuple[str, str]],
         hint: str = "loop",
-        lanes: int = 0,
+        vectors: Vectors = SCALAR,
     ) -> Iterator[Loop]:
         """Count from `start` to below `end`; `carried` are (type, initial value) pairs.
-
-        `lanes` tells LLVM how wide to make the vectors; 0 forbids them.
 
         The body replaces `loop.carried` by the values for the next iteration; after the loop,
         `loop.results` holds the last ones.  Nothing runs where start >= end.
@@ -105,8 +115,7 @@ class Writer:
         following = self.let(f"add nuw nsw i64 {counter}, 1")
         more = self.let(f"icmp slt i64 {following}, {end}")
         last = self.block
-        is_known = start.isdecimal() and end.isdecimal()
-        note = f"!llvm.loop !{{{KNOWN if is_known else LANES}{lanes}}}"
+        note = f"!llvm.loop !{{{LANES}{vectors.lanes}x{vectors.copies}}}"
         self.line(f"br i1 {more}, label %{head}, label %{done}, {note}")
         phis = [f"  {counter} = phi i64 [ {start}, %{before} ], [ {following}, %{last} ]"]
         for (kind, initial), value, next_value in zip(carried, inside, loop.carried, strict=True):
