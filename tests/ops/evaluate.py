@@ -112,6 +112,7 @@ EVALUATE: Final[Mapping[Prim, Callable[..., Tensor]]] = {
     Prim.ATANH: torch.atanh,
     Prim.ERF: torch.erf,
     Prim.ERFC: torch.erfc,
+    Prim.NORMAL_CDF: lambda x: 0.5 * torch.erfc(x * -(0.5**0.5)),
     Prim.POW: torch.pow,
     Prim.HYPOT: torch.hypot,
     Prim.THREEFRY_0: lambda *words: random_words(*words)[0],

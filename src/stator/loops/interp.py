@@ -458,6 +458,7 @@ PRIMS: Final[dict[Prim, Callable[..., Any]]] = {
     Prim.ATANH: _through_f64(np.arctanh),
     Prim.ERF: _through_f64(math.erf),
     Prim.ERFC: _through_f64(math.erfc),
+    Prim.NORMAL_CDF: _through_f64(lambda x: 0.5 * math.erfc(-x * math.sqrt(0.5))),
     Prim.POW: _through_f64(_power),
     Prim.HYPOT: _through_f64(np.hypot),
     Prim.THREEFRY_0: _random_word(0),

@@ -75,6 +75,7 @@ class Prim(Enum):
     ATANH = auto()
     ERF = auto()
     ERFC = auto()
+    NORMAL_CDF = auto()  # the normal distribution; exact beside 1, not in its tail
     POW = auto()
     HYPOT = auto()
 

@@ -302,7 +302,7 @@ GELU_CUBE: Final = 0.044715
 @pointwise(aten.gelu.default, takes=Takes.FLOATS)
 def gelu(b: Body, x: Expr, *, approximate: str = "none") -> Expr:
     """x * Phi(x)"""
-    return b.mul(b.mul(x, 0.5), _twice_phi(b, x, approximate))
+    return b.mul(x, _phi(b, x, approximate))
 
 
 @pointwise(aten.gelu_backward.default, takes=Takes.FLOATS)
@@ -313,15 +313,14 @@ def gelu_backward(b: Body, grad: Expr, x: Expr, *, approximate: str = "none") ->
         density = b.mul(b.mul(b.sub(1, b.square(_gelu_tanh(b, x))), inner), 0.5)
     else:
         density = b.mul(b.exp(b.mul(b.square(x), -0.5)), 1 / math.sqrt(2 * math.pi))
-    return b.mul(grad, b.fma(x, density, b.mul(_twice_phi(b, x, approximate), 0.5)))
+    return b.mul(grad, b.fma(x, density, _phi(b, x, approximate)))
 
 
-def _twice_phi(b: Body, x: Expr, approximate: str) -> Expr:
-    """2 * Phi(x)"""
+def _phi(b: Body, x: Expr, approximate: str) -> Expr:
+    """Phi(x)"""
     if approximate == "tanh":
-        return b.add(1, _gelu_tanh(b, x))
-    # It cancels below zero, as eager's does; erfc would not, for twice the time.
-    return b.add(1, b.erf(b.mul(x, math.sqrt(0.5))))
+        return b.fma(_gelu_tanh(b, x), 0.5, 0.5)
+    return b.normal_cdf(x)
 
 
 def _gelu_tanh(b: Body, x: Expr) -> Expr:

@@ -49,6 +49,8 @@ _OURS: Final[Mapping[tuple[Prim, DType], Body]] = {
     (Prim.ERF, DType.F32): math_erf.erf,
     (Prim.ERF, DType.F64): math_erf.erf,
     (Prim.ERFC, DType.F32): math_erf.erfc_f32,
+    (Prim.NORMAL_CDF, DType.F32): math_erf.normal_cdf_f32,
+    (Prim.NORMAL_CDF, DType.F64): math_erf.normal_cdf_f64,
     (Prim.POW, DType.F32): math_pow.pow_f32,
     (Prim.HYPOT, DType.F32): math_inverse.hypot_f32,
 }
@@ -57,7 +59,7 @@ _ALL: Final = (
     Prim.EXP, Prim.EXP2, Prim.EXPM1, Prim.LOG, Prim.LOG2, Prim.LOG10, Prim.LOG1P,
     Prim.SIN, Prim.COS, Prim.TAN, Prim.ASIN, Prim.ACOS, Prim.ATAN, Prim.ATAN2,
     Prim.SINH, Prim.COSH, Prim.TANH, Prim.ASINH, Prim.ACOSH, Prim.ATANH,
-    Prim.ERF, Prim.ERFC, Prim.POW, Prim.HYPOT,
+    Prim.ERF, Prim.ERFC, Prim.NORMAL_CDF, Prim.POW, Prim.HYPOT,
 )  # fmt: skip
 
 LIBM: Final[Mapping[tuple[Prim, DType], str]] = {

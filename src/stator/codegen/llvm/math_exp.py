@@ -191,6 +191,12 @@ def exp2(x: Value) -> Value:
     return _scaled(_exp2_of_reduced(x - whole), n)
 
 
+def exp2_of_moderate(x: Value) -> Value:
+    """2**x where neither it nor its inverse is below the normal numbers."""
+    whole, n = _rounded(x, 1.0)
+    return _exp2_of_reduced(x - whole) * power_of_two(n)
+
+
 def exp2_of_parts(whole: Value, r: Value) -> Value:
     """2**(whole + r) for an integer and |r| ≤ 1/2, within the bounds of exp2."""
     _, n = _rounded(whole, 1.0)
