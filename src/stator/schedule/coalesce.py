@@ -1,4 +1,4 @@
-"""Fewer axes: neighbours that every index steps through as one become one."""
+"""Fewer axes: those of one point go, neighbours that every index steps through as one join."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from stator.loops.ir import Accumulate, Kernel, Stage, Statement, Store
 
 
 def coalesce(kernel: Kernel) -> Kernel:
-    """Join neighbouring axes that all indices step through as one."""
+    """Drop axes of one point, join neighbouring axes that all indices step through as one."""
+    kernel = _without_points(kernel)
     changed = True
     while changed:
         changed = False
@@ -20,6 +21,21 @@ def coalesce(kernel: Kernel) -> Kernel:
                 changed = True
                 break
     return Kernel(kernel.name, kernel.outer, tuple(_coalesced(s) for s in kernel.stages))
+
+
+def _without_points(kernel: Kernel) -> Kernel:
+    """The innermost axis is the one that becomes vectors: it had better have a length."""
+    one, first = Index.of(1), Index.of(0)
+    place: dict[Leaf, Index] = {a: first for a in kernel.outer if a.size is one}
+    stages = []
+    for stage in kernel.stages:
+        # A stage that accumulates keeps an axis to do it along.
+        long = tuple(a for a in stage.inner if a.size is not one) or stage.inner[-1:]
+        own = place | {a: first for a in stage.inner if a not in long}
+        body = tuple(_moved(s, own) for s in stage.body) if own else stage.body
+        stages.append(Stage(long, body, stage.in_order))
+    outer = tuple(a for a in kernel.outer if a not in place)
+    return Kernel(kernel.name, outer, tuple(stages))
 
 
 def _coalesced(stage: Stage) -> Stage:
