@@ -2,11 +2,12 @@
 
 0 PRE_GRAD     passes/        rewrites of the torch-level graph that Dynamo captured
 1 trace        aot/trace      one functional graph: forward, then backward if something needs it
-2 partition    aot/partition  cut it in two; the backward starts from what the forward saved
-3 POST_GRAD    passes/        rewrites of each half; the backward's when it is first needed
-4 plan         runtime/plan   straight line of calls, every value freed behind its last reader
-5 executor     runtime/python one Python function
-6 wrappers     aot/wrappers   mutations written back, views made again, gradients connected
+2 JOINT        passes/        rewrites of that graph
+3 partition    aot/partition  cut it in two; the backward starts from what the forward saved
+4 POST_GRAD    passes/        rewrites of each half; the backward's when it is first needed
+5 plan         runtime/plan   straight line of calls, every value freed behind its last reader
+6 executor     runtime/python one Python function
+7 wrappers     aot/wrappers   mutations written back, views made again, gradients connected
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from stator.core.fuel import Fuel
 from stator.core.torch_types import Boxed
 from stator.graph.run import Ctx, GraphPass, dump_graph, run_passes
 from stator.options import Options
+from stator.passes.joint.channels_last import channels_last
 from stator.passes.post_grad.drop_noop_views import drop_noop_views
+from stator.passes.post_grad.linear_to_onednn import linear_to_onednn
 from stator.passes.post_grad.seed_random import seed_random
 from stator.passes.post_grad.unroll_foreach import unroll_foreach
 from stator.passes.pre_grad.settle_dropout import settle_dropout
@@ -35,9 +38,14 @@ PRE_GRAD: Final[tuple[GraphPass, ...]] = (
     settle_dropout,  # the one place where its torch function is still whole
 )
 
+JOINT: Final[tuple[GraphPass, ...]] = (
+    channels_last,  # before the cut: what the backward reads lies the same way
+)
+
 POST_GRAD: Final[tuple[GraphPass, ...]] = (
     unroll_foreach,  # first: the others, and the fuser, see single tensors
     drop_noop_views,  # functionalization and autograd leave many behind
+    linear_to_onednn,
     seed_random,  # random operators become pure, so that kernels take them in
 )
 
@@ -49,7 +57,7 @@ def make_tools(options: Options, record: Compilation) -> Tools:
     def compile_graph(module: fx.GraphModule, name: str) -> Boxed:
         return compile_half(module, name, ctx)
 
-    return Tools(ctx, compile_graph)
+    return Tools(ctx, compile_graph, JOINT if options.kernels else ())
 
 
 def compile_half(module: fx.GraphModule, name: str, ctx: Ctx) -> Boxed:

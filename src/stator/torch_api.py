@@ -355,3 +355,11 @@ def is_missing_derivative(error: RuntimeError) -> bool:
 def is_fake(value: torch.Tensor) -> bool:
     """Whether it is a plain fake tensor, not a subclass around one."""
     return type(value) is FakeTensor or type(value) is torch.nn.Parameter
+
+
+def onednn_linear() -> Any:
+    """oneDNN's x @ w.t() + b on plain tensors; None where torch was built or is run without it."""
+    if not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled):
+        return None
+    packet = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+    return getattr(packet, "default", None)

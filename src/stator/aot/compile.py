@@ -17,7 +17,7 @@ from stator.aot.wrappers import inference_call
 from stator.core.fallback import note_fallback
 from stator.core.torch_types import Flat
 from stator.errors import OptionError, Unsupported
-from stator.graph.run import Ctx, dump_graph
+from stator.graph.run import Ctx, GraphPass, dump_graph, run_passes
 from stator.graph.verify import verify
 from stator.torch_api import FakeTensorMode, autocast_state, is_traceable_wrapper_subclass
 
@@ -28,6 +28,7 @@ class Tools:
 
     ctx: Ctx
     compile_graph: CompileGraph
+    joint_passes: tuple[GraphPass, ...] = ()  # over forward and backward together
 
     def specialize(self, function: Flat, *, replays_random: bool = False) -> Specialized:
         """`function`, compiled for each new kind of arguments."""
@@ -66,7 +67,9 @@ def _compile(
     with record.stage("trace") as progress:
         traced = trace(function, inputs, mode)
         progress.nodes = len(traced.module.graph.nodes)
-    dump_graph(traced.module.graph, tools.ctx, "joint" if traced.tangents else "traced")
+    name = "joint" if traced.tangents else "traced"
+    run_passes(tools.joint_passes, traced.module.graph, tools.ctx, name)
+    dump_graph(traced.module.graph, tools.ctx, name)
     with record.stage("partition", progress.nodes) as progress:
         halves = split(traced)
         progress.nodes = len(halves.forward.graph.nodes)

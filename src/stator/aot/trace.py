@@ -63,11 +63,31 @@ class Traced:
     program: Program
     primals: list[fx.Node]
     tangents: list[fx.Node]
-    values: list[Any]  # nodes of the program's values, taken apart; constants stand as they are
-    updates: list[tuple[fx.Node, Any]]  # (placeholder, its new value) to be written by the graph
-    grads: list[Any]  # nodes or None
+    updated: list[int]  # positions of primals that the graph itself writes to
     backward_error: RuntimeError | None  # what eager raises when it is asked for gradients
     custom_backward: bool  # some operator's derivative is the user's: it may not be linear
+
+    # Passes may replace what the graph returns: it is read from there.
+
+    @property
+    def values(self) -> list[Any]:
+        """Nodes of the program's values, taken apart; constants stand as they are."""
+        return list(self._returned[0])
+
+    @property
+    def updates(self) -> list[tuple[fx.Node, Any]]:
+        """Placeholders that the graph writes to, each with its new value."""
+        return [(self.primals[index], self._returned[1][index]) for index in self.updated]
+
+    @property
+    def grads(self) -> list[Any]:
+        """Nodes or None."""
+        return list(self._returned[3])
+
+    @property
+    def _returned(self) -> Any:
+        (output,) = self.module.graph.find_nodes(op="output")
+        return output.args[0]
 
 
 def trace(function: Flat, inputs: Sequence[Any], mode: FakeTensorMode) -> Traced:
@@ -268,31 +288,27 @@ class _Tracer:
         placeholders = graph.find_nodes(op="placeholder")
         primals, tangents = placeholders[: len(self.plain)], placeholders[len(self.plain) :]
         (output,) = graph.find_nodes(op="output")
-        values, now, views, grads = (list(group) for group in output.args[0])
+        values, now, views, _ = (list(group) for group in output.args[0])
         program = self._program(graph, now, views, values)
         return Traced(
             module,
             program,
             primals,
             tangents,
-            values,
-            self._updates(primals, now, program),
-            grads,
+            self._updated(primals, now, program),
             self.backward_error,
             self.custom_backward,
         )
 
-    def _updates(
-        self, primals: list[fx.Node], now: list[Any], program: Program
-    ) -> list[tuple[fx.Node, Any]]:
-        updates = []
+    def _updated(self, primals: list[fx.Node], now: list[Any], program: Program) -> list[int]:
+        updated = []
         position = 0
         for fact in program.inputs:
             for index in range(position, position + width(fact.layout)):
                 if fact.mutation.name == "IN_GRAPH" and now[index] is not primals[index]:
-                    updates.append((primals[index], now[index]))
+                    updated.append(index)
             position += width(fact.layout)
-        return updates
+        return updated
 
     def _program(
         self, graph: fx.Graph, now: list[Any], views: list[Any], values: list[Any]

@@ -30,6 +30,7 @@ from stator.lower.tensors import (
     extent,
     from_memory,
     layout_of,
+    like_sources,
     point_of,
     result_of,
     stored,
@@ -129,7 +130,8 @@ class Lowering:
         """A value, computed once into a buffer of its own."""
         name = self._name("kept")
         loops = _Loops(name, axes_of(name, "o", value.size))
-        return self._compute(loops, value.load(point_of(loops.outer)), value.dtype)
+        expr = value.load(point_of(loops.outer))
+        return self._compute(loops, expr, value.dtype, like_sources(expr, loops.outer))
 
     def scan(self, combine: Combine, value: Value, dim: int) -> Value:
         """Running totals along `dim`, in the type of `value`."""

@@ -10,7 +10,7 @@ from torch import fx
 
 from stator.core.dtypes import from_torch
 from stator.loops.index import Axis, Index
-from stator.loops.ir import Buffer, Expr, Load
+from stator.loops.ir import Buffer, Expr, Load, loads_of
 from stator.loops.values import Point, Result, Value
 from stator.lower.items import place_of
 from stator.lower.sizes import Sizes
@@ -34,6 +34,19 @@ def contiguous(size: Sequence[Index]) -> tuple[Index, ...]:
         stride.append(step)
         step = step * length
     return tuple(reversed(stride))
+
+
+def like_sources(expr: Expr, axes: Sequence[Axis]) -> tuple[Index, ...]:
+    """Dense strides in the order in which the first load that moves along every axis steps."""
+    moving = [axis for axis in axes if axis.size.constant != 1]
+    for load in loads_of(expr):
+        steps = {axis: load.index.factor_of(axis) for axis in moving}
+        known = {axis: step.constant for axis, step in steps.items() if step is not None}
+        if all(known.get(axis) for axis in moving):
+            order = sorted(axes, key=lambda axis: -abs(known.get(axis) or 0))
+            dense = dict(zip(order, contiguous([axis.size for axis in order]), strict=True))
+            return tuple(dense[axis] for axis in axes)
+    return contiguous([axis.size for axis in axes])
 
 
 def extent(size: Sequence[Index], stride: Sequence[Index]) -> Index:

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import torch
 
-from stator.core.dtypes import DType
 from stator.loops.build import Body, Value, cast
 from stator.loops.ir import Expr
 from stator.loops.values import Builder, Point, Result, broadcast

@@ -74,7 +74,9 @@ def module_text(kernels: Iterable[Kernel]) -> str:
             line = f"declare {kind} @llvm.{name}.{suffix}({', '.join([kind] * count)})"
             if f"@llvm.{name}.{suffix}(" not in declared:
                 lines.append(line)
-    text = "\n".join([*lines, *(emit_kernel(kernel) for kernel in kernels), _ATTRIBUTES, _THROUGH_A_TABLE])
+    text = "\n".join(
+        [*lines, *(emit_kernel(kernel) for kernel in kernels), _ATTRIBUTES, _THROUGH_A_TABLE]
+    )
     return numbered(text)
 
 

@@ -36,9 +36,7 @@ def _has_vectors(stage: Stage) -> bool:
         if isinstance(statement, Store):
             if statement.combine is not None:
                 return False
-        elif statement.combine not in (Combine.SUM, Combine.PROD):
-            return False
-        elif any(isinstance(node, Accumulated) for node in nodes(statement)):
+        elif statement.combine not in (Combine.SUM, Combine.PROD) or any(isinstance(node, Accumulated) for node in nodes(statement)):
             return False
     return True
 
@@ -156,9 +154,7 @@ class Scans(Rows):
 
     def _everywhere(self, running: Running, value: str) -> str:
         vector, lanes = running.vector, running.lanes
-        one = self.w.let(
-            f"insertelement {vector} poison, {register(running.dtype)} {value}, i64 0"
-        )
+        one = self.w.let(f"insertelement {vector} poison, {register(running.dtype)} {value}, i64 0")
         return self.w.let(
             f"shufflevector {vector} {one}, {vector} poison, <{lanes} x i32> zeroinitializer"
         )

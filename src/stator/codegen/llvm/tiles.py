@@ -76,7 +76,9 @@ class Tiles(Flat):
         lines = []
         for column in range(SIDE):
             # Lines of a tile lie far from each other: no hardware sees the next ones coming.
-            coming = self._address_at(load, {**at, last: w.let(f"add i64 {at[last]}, {column + AHEAD}")})
+            coming = self._address_at(
+                load, {**at, last: w.let(f"add i64 {at[last]}, {column + AHEAD}")}
+            )
             w.line(f"call void @llvm.prefetch.p0(ptr {coming}, i32 0, i32 3, i32 1)")
         for column in range(SIDE):
             address = self._address_at(load, {**at, last: w.let(f"add i64 {at[last]}, {column}")})

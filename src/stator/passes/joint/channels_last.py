@@ -1,0 +1,124 @@
+"""Images with their channels last: the layout that a CPU's convolutions are fastest in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch import fx
+
+from stator.graph.run import Ctx
+from stator.torch_api import OpOverload, detect_fake_mode, is_mutable_op, pytree
+
+aten = torch.ops.aten
+
+ENOUGH: Final = 3  # convolutions: with fewer, turning images around costs more than it gains
+SPEAKS_OF_STRIDES: Final = frozenset({aten.as_strided.default, aten.set_.source_Tensor})
+TYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def channels_last(graph: fx.Graph, ctx: Ctx) -> int:
+    """Turn what goes into convolutions, and let the layout spread; return how many nodes have it.
+
+    before: y = convolution(x, w)                             x: f32[N, C, H, W] by rows
+    after:  y = convolution(clone(x, channels_last), w)       and so y, and what is made of it
+    What the caller gets is turned back.
+    """
+    found = graph.find_nodes(op="call_function", target=aten.convolution.default)
+    convolutions = {node for node in found if _is_of_images(node)}
+    if len(convolutions) < ENOUGH or not ctx.fuel.spend("channels_last"):
+        return 0
+    mode = detect_fake_mode([node.meta["val"] for node in convolutions])
+    with mode, torch.no_grad():
+        spread = _Spread(graph)
+        for node in list(graph.nodes):
+            if node in convolutions:
+                spread.turn(node)
+            spread.follow(node)
+    return len(spread.before)
+
+
+def _is_of_images(node: fx.Node) -> bool:
+    image, weight = (arg.meta["val"] for arg in node.args[:2])
+    return image.device.type == "cpu" and weight.dim() == 4 and image.dtype in TYPES
+
+
+@dataclass(slots=True)
+class _Spread:
+    """Nodes that lie otherwise than before, in the order of the graph."""
+
+    graph: fx.Graph
+    before: dict[fx.Node, Any] = field(default_factory=dict)  # values as they were
+    restored: dict[fx.Node, fx.Node] = field(default_factory=dict)
+
+    def turn(self, convolution: fx.Node) -> None:
+        """Let a convolution read its image channels last."""
+        image = convolution.args[0]
+        value = image.meta["val"]
+        if value.is_contiguous(memory_format=torch.channels_last):
+            return
+        with self.graph.inserting_before(convolution):
+            turned = self._clone(image, torch.channels_last)
+        self.before[turned] = value
+        convolution.update_arg(0, turned)
+
+    def follow(self, node: fx.Node) -> None:
+        """See how the node's result lies now; where it may not change, give it what it knew."""
+        moved = [source for source in node.all_input_nodes if source in self.before]
+        if not moved or node in self.before or is_mutable_op(node.target):
+            return
+        old = node.meta.get("val")
+        new = None if node.op == "output" else self._computed(node)
+        if new is None:
+            for source in moved:
+                node.replace_input_with(source, self._as_before(source, node))
+        elif _layouts(new) != _layouts(old):
+            node.meta["val"] = new
+            self.before[node] = old
+
+    def _computed(self, node: fx.Node) -> Any:
+        """The value for its arguments as they lie now; None if it has to stay as it was."""
+        target = node.target
+        is_read = isinstance(target, OpOverload) or target.__module__ == "_operator"
+        if not is_read or target in SPEAKS_OF_STRIDES:
+            return None
+        args, kwargs = pytree.tree_map_only(
+            fx.Node, lambda source: source.meta["val"], (node.args, node.kwargs)
+        )
+        try:
+            return target(*args, **kwargs)
+        except (RuntimeError, ValueError):  # a view that needs the other layout
+            return None
+
+    def _as_before(self, source: fx.Node, reader: fx.Node) -> fx.Node:
+        if source not in self.restored:
+            old = self.before[source]
+            with self.graph.inserting_after(source):
+                self.restored[source] = self._laid_out(source, old)
+        return self.restored[source]
+
+    def _laid_out(self, source: fx.Node, old: torch.Tensor) -> fx.Node:
+        if old.is_contiguous():
+            return self._clone(source, torch.contiguous_format)
+        size, stride = list(old.size()), list(old.stride())
+        empty = self.graph.call_function(aten.new_empty_strided.default, (source, size, stride))
+        empty.meta = {**source.meta, "val": old}
+        with self.graph.inserting_after(empty):
+            copy = self.graph.call_function(aten.copy.default, (empty, source))
+        copy.meta = {**source.meta, "val": old}
+        return copy
+
+    def _clone(self, source: fx.Node, layout: torch.memory_format) -> fx.Node:
+        copy = self.graph.call_function(aten.clone.default, (source,), {"memory_format": layout})
+        copy.meta = {**source.meta, "val": source.meta["val"].clone(memory_format=layout)}
+        return copy
+
+
+def _layouts(value: Any) -> list[Any]:
+    """Strides of all tensors in a value, as hashable expressions."""
+    return [
+        tuple(n.node.expr if isinstance(n, torch.SymInt) else n for n in tensor.stride())
+        for tensor in pytree.tree_leaves(value)
+        if isinstance(tensor, torch.Tensor)
+    ]
