@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from benchmarks.closeness import relative_error
+from benchmarks.closeness import TOLERANCE, relative_error
 
 Kind: TypeAlias = Literal["micro", "infer", "train"]
 Program: TypeAlias = Callable[..., Any]
@@ -27,6 +27,7 @@ class Task:
     weights: tuple[Tensor, ...] = ()  # read in full, though they are no inputs
     moved: int | None = None  # bytes that must move, where inputs and outputs do not tell
     error: Callable[[Any, Any], float] = relative_error  # of a result, given eager's
+    tolerance: float = TOLERANCE  # of that error
 
     def forward(self, program: Program) -> Any:
         """Call `program`; grad mode is on if gradients are wanted, and old ones are dropped."""

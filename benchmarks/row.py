@@ -25,7 +25,6 @@ from torch._dynamo.utils import counters
 
 from benchmarks.case import Case, Program, Task
 from benchmarks.cases import find
-from benchmarks.closeness import TOLERANCE
 from benchmarks.contenders import Watch, compiled, compiling, contenders
 from benchmarks.machine import (
     KEEPS_PAGES,
@@ -117,7 +116,7 @@ def start(name: str, task: Task, expected: list[Any] | None) -> tuple[Started, l
         graphs=watch.graphs,
         relative_error=error,
     )
-    if error is not None and not error <= TOLERANCE:
+    if error is not None and not error <= task.tolerance:
         outcome = replace(outcome, error=f"wrong by {error:.1e} of eager's result")
     return Started(task, program, outcome), results
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Final
 
 from benchmarks.case import Case, Task
+from benchmarks.closeness import TOLERANCE
 from benchmarks.models import convolutional, dlrm, lstm, text, vit
 from benchmarks.models.built import Builder, Built
 from benchmarks.work import weights_of
@@ -20,10 +21,17 @@ class Model:
     full: Builder
     tiny: Builder
     trains: bool = False
+    tolerance: float = TOLERANCE  # of gradients
 
 
-def _model(build: Callable[[Any, bool], Built], full: Any, tiny: Any, trains: bool) -> Model:
-    return Model(partial(build, full), partial(build, tiny), trains)
+def _model(
+    build: Callable[[Any, bool], Built],
+    full: Any,
+    tiny: Any,
+    trains: bool,
+    tolerance: float = TOLERANCE,
+) -> Model:
+    return Model(partial(build, full), partial(build, tiny), trains, tolerance)
 
 
 MODELS: Final = {
@@ -31,7 +39,10 @@ MODELS: Final = {
     "gpt2": _model(text.gpt2, text.GPT2_SMALL, text.TINY, trains=True),
     "llama4": _model(text.llama, text.LLAMA_FOUR, text.TINY, trains=True),
     "vit": _model(vit.vit, vit.VIT_BASE, vit.TINY, trains=False),
-    "resnet50": _model(convolutional.resnet50, convolutional.FULL, convolutional.TINY, trains=True),
+    # Untrained, it magnifies roundings: eager's own gradients are off by 2% of those in float64.
+    "resnet50": _model(
+        convolutional.resnet50, convolutional.FULL, convolutional.TINY, trains=True, tolerance=0.1
+    ),
     "mobilenetv3": _model(
         convolutional.mobilenetv3, convolutional.FULL, convolutional.TINY, trains=False
     ),
@@ -47,11 +58,17 @@ def inference(build: Builder) -> Task:
     return Task(module, inputs, weights=weights_of(module))
 
 
-def training(build: Builder) -> Task:
+def training(build: Builder, tolerance: float) -> Task:
     """Forward, loss, and the gradients of all parameters."""
     module, inputs = build(True)
     module.train()
-    return Task(module, inputs, tuple(module.parameters()), weights=weights_of(module))
+    return Task(
+        module,
+        inputs,
+        tuple(module.parameters()),
+        weights=weights_of(module),
+        tolerance=tolerance,
+    )
 
 
 def model_cases() -> list[Case]:
@@ -61,7 +78,12 @@ def model_cases() -> list[Case]:
         for name, model in MODELS.items()
     ]
     train = [
-        Case(name, "train", partial(training, model.full), partial(training, model.tiny))
+        Case(
+            name,
+            "train",
+            partial(training, model.full, model.tolerance),
+            partial(training, model.tiny, model.tolerance),
+        )
         for name, model in MODELS.items()
         if model.trains
     ]

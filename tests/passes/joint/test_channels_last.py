@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -27,7 +28,7 @@ def images(*shape: int) -> Tensor:
 
 
 def weights(*channels: int) -> list[Tensor]:
-    return [torch.randn(b, a, 3, 3) * 0.2 for a, b in zip(channels, channels[1:], strict=False)]
+    return [torch.randn(b, a, 3, 3) * 0.2 for a, b in itertools.pairwise(channels)]
 
 
 def stack(x: Tensor, *weight: Tensor) -> Tensor:
@@ -103,7 +104,8 @@ def test_signals_and_volumes_stay_as_they_are() -> None:
 
 def test_a_view_that_needs_rows_gets_them() -> None:
     def fn(x: Tensor, *weight: Tensor) -> Tensor:
-        return aten.view(stack(x, *weight), [2, -1]).sum(0)  # type: ignore[no-any-return]
+        result: Tensor = aten.view(stack(x, *weight), [2, -1]).sum(0)
+        return result
 
     inputs = (images(), *weights(3, 4, 5, 6))
     module = graph_of(fn, *inputs)

@@ -36,9 +36,13 @@ def _has_vectors(stage: Stage) -> bool:
         if isinstance(statement, Store):
             if statement.combine is not None:
                 return False
-        elif statement.combine not in (Combine.SUM, Combine.PROD) or any(isinstance(node, Accumulated) for node in nodes(statement)):
+        elif statement.combine not in (Combine.SUM, Combine.PROD) or _waits(statement):
             return False
     return True
+
+
+def _waits(statement: Accumulate) -> bool:
+    return any(isinstance(node, Accumulated) for node in nodes(statement))
 
 
 @dataclass(frozen=True, slots=True)
