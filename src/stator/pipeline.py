@@ -17,6 +17,7 @@ from typing import Final
 from torch import fx
 
 from stator.aot.compile import Tools
+from stator.core.collector import collector_off
 from stator.core.events import Compilation
 from stator.core.fallback import note_fallback
 from stator.core.fuel import Fuel
@@ -60,6 +61,7 @@ def make_tools(options: Options, record: Compilation) -> Tools:
     return Tools(ctx, compile_graph, JOINT if options.kernels else ())
 
 
+@collector_off()
 def compile_half(module: fx.GraphModule, name: str, ctx: Ctx) -> Boxed:
     """From a forward or backward graph to a function that runs it."""
     run_passes(POST_GRAD, module.graph, ctx, name)

@@ -14,6 +14,7 @@ from stator.aot.metadata import Mutation, Program
 from stator.aot.partition.split import split
 from stator.aot.trace import trace
 from stator.aot.wrappers import inference_call
+from stator.core.collector import collector_off
 from stator.core.fallback import note_fallback
 from stator.core.torch_types import Flat
 from stator.errors import OptionError, Unsupported
@@ -60,6 +61,7 @@ def compile_flat(function: Flat, inputs: Sequence[Any], mode: FakeTensorMode, to
     return checked
 
 
+@collector_off()
 def _compile(
     function: Flat, inputs: Sequence[Any], mode: FakeTensorMode, tools: Tools
 ) -> tuple[Flat, Program]:

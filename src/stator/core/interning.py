@@ -8,6 +8,10 @@ from weakref import WeakValueDictionary
 
 _table: WeakValueDictionary[Any, Any] = WeakValueDictionary()
 
+# 1, 1.0 and True are equal, and so are 0.0 and -0.0, but they are not the same constant; NaN is not
+# equal to itself, but is.
+_NUMBERS = frozenset({int, float, bool})
+
 
 class Interned(type):
     """Metaclass of frozen dataclasses (`eq=False`) whose equal instances are identical."""
@@ -15,9 +19,11 @@ class Interned(type):
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         if kwargs or len(args) != len(cls.__match_args__):  # type: ignore[attr-defined]  # dataclass
             args = _complete(cls, args, kwargs)
-        # 1, 1.0 and True are equal, and so are 0.0 and -0.0, but they are not the same constant;
-        # NaN is not equal to itself, but is.
-        key = (cls, *((type(a), repr(a) if type(a) is float else a) for a in args))
+        key: Any = (cls, *args)
+        for arg in args:
+            if type(arg) in _NUMBERS:
+                key = (cls, *((type(a), repr(a) if type(a) is float else a) for a in args))
+                break
         found = _table.get(key)
         if found is None:
             found = super().__call__(*args)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, TypeAlias
+from functools import cached_property, lru_cache
+from typing import Any, Final, TypeAlias
 
 from stator.core.interning import Interned
 from stator.loops.prims import Prim
@@ -70,6 +70,9 @@ class Element(metaclass=Interned):
         return f"[{self.expr}]"
 
 
+# Layers repeat, and so does the arithmetic on their indices.
+REMEMBERED: Final = 1 << 14
+
 Atom: TypeAlias = Axis | Symbol | Quotient | Remainder | Element
 Product: TypeAlias = tuple[Atom, ...]
 Leaf: TypeAlias = Axis | Symbol
@@ -91,7 +94,7 @@ class Index(metaclass=Interned):
         return Index((((value,), 1),))
 
     def __add__(self, other: Index | Atom | int) -> Index:
-        return _sum((*self.terms, *Index.of(other).terms))
+        return _added(self, Index.of(other))
 
     __radd__ = __add__
 
@@ -105,8 +108,7 @@ class Index(metaclass=Interned):
         return Index.of(other) - self
 
     def __mul__(self, other: Index | Atom | int) -> Index:
-        right = Index.of(other)
-        return _sum((_ordered(p + q), a * b) for p, a in self.terms for q, b in right.terms)
+        return _multiplied(self, Index.of(other))
 
     __rmul__ = __mul__
 
@@ -117,6 +119,10 @@ class Index(metaclass=Interned):
         return _divide(self, Index.of(other))[1]
 
     def __str__(self) -> str:
+        return self._text
+
+    @cached_property
+    def _text(self) -> str:
         if not self.terms:
             return "0"
         text = ""
@@ -227,6 +233,7 @@ def _is_natural(atom: Atom) -> bool:
     return not (isinstance(atom, Symbol) and atom.is_signed)
 
 
+@lru_cache(REMEMBERED)
 def _bound(index: Index, *, upper: bool) -> Index | None:
     total = ZERO
     for product, factor in index.terms:
@@ -269,6 +276,16 @@ def _clamped_to(expr: Any) -> tuple[int, int] | None:
     return least, most
 
 
+@lru_cache(REMEMBERED)
+def _added(left: Index, right: Index) -> Index:
+    return _sum((*left.terms, *right.terms))
+
+
+@lru_cache(REMEMBERED)
+def _multiplied(left: Index, right: Index) -> Index:
+    return _sum((_ordered(p + q), a * b) for p, a in left.terms for q, b in right.terms)
+
+
 def _sum(terms: Iterable[tuple[Product, int]]) -> Index:
     total: dict[Product, int] = {}
     for product, factor in terms:
@@ -309,6 +326,7 @@ def _ordered(product: Product) -> Product:
     return tuple(sorted(product, key=str))
 
 
+@lru_cache(REMEMBERED)
 def _divide(value: Index, by: Index) -> tuple[Index, Index]:
     """Quotient and remainder; what is known to be whole comes out of the division."""
     if by.constant == 1:
