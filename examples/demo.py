@@ -138,7 +138,7 @@ def compare(
     progress.update(task, advance=1, description=f"{use}: compiling")
     torch.compiler.reset()
     # Strict: a fallback to eager would look like success here.
-    options = {"strict": True, "kernels": True}
+    options = {"strict": True}
     compiled = torch.compile(model, backend="stator", fullgraph=True, options=options)
     compiled_error = error(step(compiled, ids), reference)
     compilation = stator.last_compilation()

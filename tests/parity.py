@@ -26,7 +26,7 @@ Backend = str | Callable[..., Any]
 
 # `pytest --backend NAME` sets it, so that the suite can be tried on a backend other than ours.
 BACKEND: Final[ContextVar[Backend]] = ContextVar("backend", default="stator")
-# Native kernels are on in the parity tests, where they are off for users; `--no-kernels` is theirs.
+# Native kernels are on, as they are for users; `--no-kernels` lets torch run every operator.
 KERNELS: Final[ContextVar[bool]] = ContextVar("kernels", default=True)
 
 

@@ -27,7 +27,7 @@ class Options:
     """Every switch there is.  A field marked UNKEYED stays out of the cache key."""
 
     strict: bool = False  # raise CompileError where a graph would fall back to eager
-    kernels: bool = False  # fuse operators into native CPU kernels; off: torch runs them all
+    kernels: bool = True  # fuse operators into native CPU kernels; off: torch runs them all
     fallback_random: bool = False  # with kernels: eager's own random bits, drawn by torch
     verify: bool = True  # check every graph after every pass
     skip: tuple[str, ...] = ()  # names of passes to leave out

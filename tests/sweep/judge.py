@@ -7,7 +7,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import torch
@@ -32,6 +32,8 @@ class Outcome:
     differences: Differences = field(default_factory=dict)
     graphs: int = 0
     seconds: float = 0.0
+    generated: int = 0  # operators that became kernels
+    called: list[str] = field(default_factory=list)  # operators that torch ran
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,23 +52,28 @@ class Judge:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             outcome = self._judge(case, cause_of_death)
-        return Outcome(case.index, *outcome, seconds=round(time.perf_counter() - start, 3))
+        return replace(outcome, seconds=round(time.perf_counter() - start, 3))
 
-    def _judge(self, case: Case, cause_of_death: str | None) -> tuple[str, Differences, int]:
+    def _judge(self, case: Case, cause_of_death: str | None) -> Outcome:
         self.announce("eager")
         eager = run_eager(case, self.limit)
         reference = _Reference(case, eager, self.limit)
-        graphs = 0
+        found = Outcome(case.index, PASS)
         ours = {"raises": cause_of_death} if cause_of_death else {}
         if not cause_of_death:
             self.announce(self.backend)
             observed = run_compiled(case, self.backend, eager, self.limit)
-            graphs = observed.graphs
+            found = replace(
+                found,
+                graphs=observed.graphs,
+                generated=observed.generated,
+                called=list(observed.called),
+            )
             ours = differences(case, eager, observed, reference)
         if not ours:
-            return PASS, {}, graphs
+            return found
         if self.backend == self.peer:
-            return BOTH_FAIL, ours, graphs
+            return replace(found, verdict=BOTH_FAIL, differences=ours)
         self.announce(self.peer)
         peers = differences(
             case, eager, run_compiled(case, self.peer, eager, self.limit), reference
@@ -74,7 +81,9 @@ class Judge:
         ours_alone = {what: how for what, how in ours.items() if what not in peers}
         if "raises" in peers:  # then nothing else of the peer could be seen
             ours_alone = {}
-        return (EXCEPTION, ours_alone, graphs) if ours_alone else (BOTH_FAIL, ours, graphs)
+        if ours_alone:
+            return replace(found, verdict=EXCEPTION, differences=ours_alone)
+        return replace(found, verdict=BOTH_FAIL, differences=ours)
 
 
 class _Reference:

@@ -7,7 +7,7 @@ import importlib
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any, Final
 
@@ -16,6 +16,7 @@ from torch._dynamo import guards
 from torch._dynamo.utils import counters
 from torch.utils import _pytree as pytree
 
+from stator.core.events import last_compilation, start_compilation
 from tests.sweep.cases import BACKWARD, Unit
 
 # A failure inside the compiler must be seen here, not be covered by its fallback to eager; and
@@ -73,6 +74,8 @@ class Observation:
     mutated: tuple[bool, ...] = ()
     random_state: bytes = field(default=b"", repr=False)
     graphs: int = 0  # how many the compiler was handed
+    generated: int = 0  # operators that became kernels, in the last graph
+    called: tuple[str, ...] = ()  # operators that torch ran in it
 
 
 def run_eager(case: Case, limit: float) -> Observation:
@@ -105,7 +108,12 @@ def run_compiled(case: Case, backend: str, eager: Observation, limit: float) -> 
     torch._dynamo.reset()
     counters.clear()
     cotangents = None if eager.error else eager.cotangents
-    return _observe(case, compile_and_call, case.leaves, cotangents, limit)
+    start = start_compilation()
+    observed = _observe(case, compile_and_call, case.leaves, cotangents, limit)
+    record = last_compilation()
+    if record is None or record is start:
+        return observed
+    return replace(observed, generated=record.generated, called=tuple(record.called))
 
 
 def _backend(name: str) -> str | Callable[..., Any]:

@@ -12,6 +12,7 @@ from tests.sweep.exceptions import KNOWN, LARGEST_SHARE, Known, reason_for
 from tests.sweep.judge import BOTH_FAIL, EXCEPTION, PASS, Outcome
 from tests.sweep.results import Conditions, UnitResult
 
+MOST_CALLED: Final = 30
 _VERDICTS: Final = (PASS, BOTH_FAIL, EXCEPTION)
 
 
@@ -59,6 +60,7 @@ def write_report(results: Sequence[UnitResult], conditions: Conditions) -> str:
     sections = (
         _introduction(results, conditions, summary),
         _totals(results),
+        _shares(results),
         _exceptions(results, summary),
         _common_failures(results, conditions),
         _not_run(results),
@@ -107,6 +109,30 @@ def _totals(results: Sequence[UnitResult]) -> Iterator[str]:
                 yield _row(dtype, direction, sum(row), *row)
     total = [sum(counts[key] for key in counts if key[2] == verdict) for verdict in _VERDICTS]
     yield _row("all", "", sum(total), *total)
+
+
+def _shares(results: Sequence[UnitResult]) -> Iterator[str]:
+    """What the graphs of the sweep were made into."""
+    outcomes = [outcome for result in results for outcome in result.outcomes]
+    generated = sum(outcome.generated for outcome in outcomes)
+    called = Counter(name for outcome in outcomes for name in outcome.called)
+    everything = generated + called.total()
+    yield "## Generated and called"
+    yield ""
+    if not everything:
+        yield "Nothing was compiled to kernels."
+        return
+    yield (
+        f"The graphs have {everything} operators. {generated} ({generated / everything:.1%}) "
+        f"became loops of native kernels; {called.total()} ({called.total() / everything:.1%}) are "
+        f"calls of {len(called)} operators of torch's: products, convolutions, attention, sorting, linear "
+        "algebra, complex numbers, and what has no rule yet. Those called most:"
+    )
+    yield ""
+    yield "| operator | calls |"
+    yield "|---|--:|"
+    for name, count in called.most_common(MOST_CALLED):
+        yield _row(f"`{name}`", count)
 
 
 def _exceptions(results: Sequence[UnitResult], summary: Summary) -> Iterator[str]:

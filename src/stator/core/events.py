@@ -27,6 +27,8 @@ class Compilation:
     stages: list[StageEvent] = field(default_factory=list)
     graphs: dict[str, str] = field(default_factory=dict)  # text of each finished graph, by name
     notes: list[str] = field(default_factory=list)  # decisions, in words
+    generated: int = 0  # operators that became kernels
+    called: list[str] = field(default_factory=list)  # operators that are calls of torch's
     fallback: str | None = None  # why the graph runs in eager mode, if it does
     running: str = "start"  # the stage that began last
     number: int = 0  # of the compilation, in this process

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import fx
@@ -14,7 +14,7 @@ from stator.core.events import Compilation
 from stator.loops.index import Index
 from stator.loops.ir import Kernel
 from stator.loops.values import Value
-from stator.lower.items import Check, Compute, Extern, Scatter, Size
+from stator.lower.items import Check, Compute, Extern, Item, Scatter, Size
 from stator.lower.lower import Lowering
 from stator.lower.tensors import layout_of
 from stator.runtime.dump import (
@@ -42,12 +42,14 @@ from stator.schedule.build import build_kernel
 from stator.schedule.canonical import Canonical, canonical
 from stator.schedule.fuse import Group, fuse
 from stator.schedule.in_place import update_in_place
+from stator.torch_api import OpOverload
 
 
 def plan_kernels(module: fx.GraphModule, record: Compilation, name: str, dump: Dump) -> Plan:
     """A plan in which fused loops run as native kernels."""
     lowering = Lowering(module)
     items = lowering.run()
+    _count(module.graph, items, record)
     dump.write(f"{name}_loops.txt", lambda: loops_text(items))
     fused = fuse(items, lowering.sizes)
     dump.write(f"{name}_schedule.txt", lambda: schedule_text(fused))
@@ -92,6 +94,17 @@ def plan_kernels(module: fx.GraphModule, record: Compilation, name: str, dump: D
         {symbol.name: source for symbol, source in lowering.sizes.sources.items()},
         entries,
     )
+
+
+def _count(graph: fx.Graph, items: Sequence[Item], record: Compilation) -> None:
+    """Note which operators became loops, and which are calls."""
+    called = {item.name for item in items if isinstance(item, Extern)}
+    for node in graph.nodes:
+        if node.op == "call_function" and isinstance(node.target, OpOverload):
+            if node.name in called:
+                record.called.append(str(node.target))
+            else:
+                record.generated += 1
 
 
 def _layouts(lowering: Lowering) -> dict[str, tuple[tuple[Index, ...], torch.dtype]]:
