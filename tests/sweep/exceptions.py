@@ -33,10 +33,17 @@ class Known:
 # float64 as our sum is, and farther than twice what its sum happens to be.
 _BY_CHANCE: Final = "a sum of terms that cancel: eager's roundings happen to cancel as well"
 
+# What is divided by its own norm does not change with it.  In bfloat16 both sides of that
+# difference round to the same number; in float32, where we compute, they differ in the last bit.
+_ZERO: Final = "the gradient is zero: eager's bfloat16 gives it exactly, our float32 to 1e-4"
+
 KNOWN: Final[tuple[Known, ...]] = (
     Known("atan2", _BY_CHANCE, "float32", BACKWARD),
     Known("addbmm", _BY_CHANCE, "float32", BACKWARD),
     Known("nn.functional.multilabel_soft_margin_loss", _BY_CHANCE, "float32"),
+    Known("linalg.vecdot", _BY_CHANCE, "float32"),
+    Known("nn.functional.cosine_similarity", _ZERO, "bfloat16", BACKWARD),
+    Known("nn.functional.normalize", _ZERO, "bfloat16", BACKWARD),
     Known(
         "tensordot",
         "torch's fake tensors have other strides than eager: bfloat16, expanded times transposed",
