@@ -51,6 +51,15 @@ def replaced(point: Point, dim: int, index: Index) -> Point:
     return (*point[:dim], index, *point[dim + 1 :])
 
 
+def load_inside(x: Value, point: Point, dim: int, place: Index) -> Expr:
+    """`x` at `place` along `dim`, for a choice that only reads it where it has such a place.
+
+    Seen as an axis of x, the place simplifies further than the sum that it is.
+    """
+    inside = Axis(f"<{place}>", x.size[dim])
+    return x.load(replaced(point, dim, Index.of(inside))).replaced({inside: place})
+
+
 def probe_axes(x: Value) -> tuple[Axis, ...]:
     """Axes that walk over `x`, to look at how it is read."""
     return tuple(Axis(f"probe{d}", n) for d, n in enumerate(x.size))

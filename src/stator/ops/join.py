@@ -11,7 +11,7 @@ from stator.loops.build import cast, const
 from stator.loops.index import Index
 from stator.loops.ir import Expr, within
 from stator.loops.values import Builder, Point, Result, Value
-from stator.ops.arguments import replaced
+from stator.ops.arguments import load_inside
 from stator.ops.table import lowers
 
 aten = torch.ops.aten
@@ -40,7 +40,7 @@ def cat(t: Builder, result: Result, tensors: Sequence[Value], dim: int = 0) -> V
 
     def load(point: Point) -> Expr:
         def reader(x: Value) -> Callable[[Index], Expr]:
-            return lambda place: cast(x.load(replaced(point, dim, place)), kind)
+            return lambda place: cast(load_inside(x, point, dim, place), kind)
 
         return choose(point[dim], [x.size[dim] for x in parts], [reader(x) for x in parts])
 

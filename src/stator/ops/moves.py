@@ -10,7 +10,7 @@ import torch
 from stator.loops.index import Index
 from stator.loops.ir import Expr, within
 from stator.loops.values import Builder, Point, Result, Value, flat, product, unflat
-from stator.ops.arguments import as_index, dim_of, is_row_major, replaced
+from stator.ops.arguments import as_index, dim_of, is_row_major, load_inside, replaced
 from stator.ops.table import lowers
 
 aten = torch.ops.aten
@@ -77,8 +77,8 @@ def _rolled(x: Value, dim: int, shift: Index, *, cut: bool) -> Value:
 
     def load(point: Point) -> Expr:
         place = point[dim] - first
-        behind = x.load(replaced(point, dim, place + length))
-        return within(place, length, x.load(replaced(point, dim, place)), behind)
+        behind = load_inside(x, point, dim, place + length)
+        return within(place, length, load_inside(x, point, dim, place), behind)
 
     return Value(x.size, x.dtype, load)
 

@@ -11,7 +11,7 @@ from stator.loops.build import cast, const
 from stator.loops.index import Index
 from stator.loops.ir import Expr, within
 from stator.loops.values import Builder, Point, Result, Value
-from stator.ops.arguments import replaced
+from stator.ops.arguments import load_inside, replaced
 from stator.ops.table import lowers
 from stator.ops.views import first_of, place_in, slice_bounds
 from stator.ops.window import MOST_UNROLLED, added
@@ -41,7 +41,7 @@ def _in_slice(result: Result, part: Value, around: Around, dim: int, bounds: Any
 
     def load(point: Point) -> Expr:
         ahead = point[dim] - begin
-        value = cast(part.load(replaced(point, dim, ahead // step)), kind)
+        value = cast(load_inside(part, point, dim, ahead // step), kind)
         outside = around(point)
         return within(
             ahead % step, Index.of(1), within(ahead // step, count, value, outside), outside

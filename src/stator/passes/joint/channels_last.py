@@ -15,6 +15,7 @@ aten = torch.ops.aten
 
 ENOUGH: Final = 3  # convolutions: with fewer, turning images around costs more than it gains
 SPEAKS_OF_STRIDES: Final = frozenset({aten.as_strided.default, aten.set_.source_Tensor})
+STAYS: Final = object()
 TYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -69,8 +70,8 @@ class _Spread:
         if not moved or node in self.before or is_mutable_op(node.target):
             return
         old = node.meta.get("val")
-        new = None if node.op == "output" else self._computed(node)
-        if new is None:
+        new = STAYS if node.op == "output" else self._computed(node)
+        if new is STAYS:
             for source in moved:
                 node.replace_input_with(source, self._as_before(source, node))
         elif _layouts(new) != _layouts(old):
@@ -78,18 +79,18 @@ class _Spread:
             self.before[node] = old
 
     def _computed(self, node: fx.Node) -> Any:
-        """The value for its arguments as they lie now; None if it has to stay as it was."""
+        """The value for its arguments as they lie now; STAYS if it has to be as it was."""
         target = node.target
         is_read = isinstance(target, OpOverload) or target.__module__ == "_operator"
         if not is_read or target in SPEAKS_OF_STRIDES:
-            return None
+            return STAYS
         args, kwargs = pytree.tree_map_only(
             fx.Node, lambda source: source.meta["val"], (node.args, node.kwargs)
         )
         try:
             return target(*args, **kwargs)
         except (RuntimeError, ValueError):  # a view that needs the other layout
-            return None
+            return STAYS
 
     def _as_before(self, source: fx.Node, reader: fx.Node) -> fx.Node:
         if source not in self.restored:
