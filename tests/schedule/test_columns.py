@@ -11,7 +11,7 @@ from torch import Tensor
 
 from stator.loops.ir import Kernel
 from stator.loops.parse import parse
-from stator.schedule.columns import COLUMNS, LARGEST_SCRATCH, is_columnar, scratch_bytes
+from stator.schedule.columns import LARGEST_SCRATCH, block_width, is_columnar, scratch_bytes
 from tests.schedule.programs import scheduled
 
 HEADER: Final = """
@@ -81,11 +81,11 @@ kernel k
 
 
 def test_a_block_keeps_its_scratch_for_every_column() -> None:
-    assert scratch_bytes(softmax_of(10)) == 10 * 4 * COLUMNS
+    assert scratch_bytes(softmax_of(10)) == 10 * 4 * block_width(softmax_of(10))
 
 
 def test_too_much_scratch_for_a_block_is_left_to_rows() -> None:
-    most = LARGEST_SCRATCH // COLUMNS // 4
+    most = LARGEST_SCRATCH // block_width(softmax_of(10)) // 4
 
     assert is_columnar(softmax_of(most))
     assert not is_columnar(softmax_of(most + 1))

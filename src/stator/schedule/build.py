@@ -25,7 +25,7 @@ from stator.loops.values import flat, product, unflat
 from stator.lower.items import Compute, Scatter
 from stator.lower.sizes import Sizes
 from stator.schedule.coalesce import coalesce
-from stator.schedule.columns import COLUMNS, is_columnar
+from stator.schedule.columns import block_width, is_columnar
 from stator.schedule.columns import LARGEST_SCRATCH as COLUMNS_SCRATCH
 from stator.schedule.fuse import Group
 from stator.schedule.rewrite import rewritten, substitute
@@ -52,7 +52,7 @@ def build_kernel(name: str, group: Group, wanted: set[str], sizes: Sizes) -> Ker
             stages.append(_stored_result(member, group.rows[member.name], row, made[member.name]))
     stages = _merge(stages)
     whole = Kernel(name, outer, tuple(stages))
-    limit = COLUMNS_SCRATCH // COLUMNS if is_columnar(whole) else LARGEST_SCRATCH
+    limit = COLUMNS_SCRATCH // block_width(whole) if is_columnar(whole) else LARGEST_SCRATCH
     kernel = Kernel(name, outer, tuple(_localize(stages, group, wanted, sizes, limit)))
     return split_choices(coalesce(in_memory_order(kernel, sizes)), sizes)
 

@@ -7,8 +7,11 @@ from typing import Final
 from stator.loops.access import nodes
 from stator.loops.index import Axis, Index
 from stator.loops.ir import Accumulate, Kernel, Load, Stage, Store
+from stator.loops.values import product
 
-COLUMNS: Final = 512  # rows next to each other that one outer iteration handles
+MOST_COLUMNS: Final = 512  # rows next to each other that one outer iteration handles
+FEWEST_COLUMNS: Final = 32  # two cache lines of f32
+ENOUGH_BLOCKS: Final = 8  # so that threads have something to share
 LARGEST_SCRATCH: Final = 1 << 19  # bytes that a block of columns may keep beside it
 
 
@@ -44,4 +47,21 @@ def _lies_across(stage: Stage, last: Axis) -> bool:
 
 def scratch_bytes(kernel: Kernel) -> int:
     """Bytes that a block of columns keeps; those of unknown size count for nothing."""
-    return sum((b.size.constant or 0) * b.dtype.bytes * COLUMNS for b in kernel.scratch)
+    width = block_width(kernel)
+    return sum((b.size.constant or 0) * b.dtype.bytes * width for b in kernel.scratch)
+
+
+def block_width(kernel: Kernel) -> int:
+    """How many rows that lie next to each other one outer iteration handles."""
+    width = MOST_COLUMNS
+    while width > FEWEST_COLUMNS and (block_count(kernel, width).constant or ENOUGH_BLOCKS) < (
+        ENOUGH_BLOCKS
+    ):
+        width //= 2
+    return width
+
+
+def block_count(kernel: Kernel, width: int) -> Index:
+    """Outer iterations of a kernel that runs by columns."""
+    *outer, last = kernel.outer
+    return product([axis.size for axis in outer]) * ((last.size + (width - 1)) // width)

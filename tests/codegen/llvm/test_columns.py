@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from stator.codegen.llvm.columns import STRETCH, Columns
-from stator.codegen.llvm.entry import _shape_of
+from stator.codegen.llvm.entry import _shape_of, emit_kernel
 from stator.codegen.llvm.jit import module_text
 from stator.codegen.llvm.shape import outer_count
 from stator.codegen.llvm.sums import SHORT
 from stator.loops.parse import parse
-from stator.schedule.columns import COLUMNS
+from stator.schedule.columns import MOST_COLUMNS as COLUMNS
+from stator.schedule.columns import block_width
 from tests.codegen.llvm.execute import ODD, THREADS, compiled
 
 REDUCED: Final = """
@@ -194,7 +195,9 @@ def test_scratch_of_known_length_lies_on_the_stack() -> None:
 def test_threads_share_blocks_of_columns() -> None:
     kernel = parse(KNOWN.format(rows=4, columns=COLUMNS + 1, area=4 * (COLUMNS + 1)))
 
-    assert outer_count(kernel).constant == 2
+    width = block_width(kernel)
+    assert width < COLUMNS  # else two threads would have one block and a single column
+    assert outer_count(kernel).constant == -(-(COLUMNS + 1) // width)
 
 
 def test_values_of_a_column_that_no_row_moves() -> None:
@@ -225,4 +228,39 @@ kernel chosen
     total sum= within(j - 2, 17, x[33*j + i - 66], 1.0:f32)
   stage
     out[i] = total
+""").require()
+
+
+def test_what_is_the_same_in_all_rows_is_computed_once_a_column() -> None:
+    kernel = compiled("""
+kernel normalized
+  buffer x: f32[s0*s1]
+  buffer w: f32[s1]
+  buffer out: f32[s0*s1]
+  outer i: s1
+  stage r: s0
+    acc sum= mul(x[i + r*s1], x[i + r*s1])
+  stage r: s0
+    out[i + r*s1] = mul(x[i + r*s1], f32(mul(f64(w[i]), sqrt(f64(add(acc, 1.0:f32))))))
+""")
+
+    for rows, columns in ((1, 1), (7, 3), (5, 33), (3, 600)):
+        kernel.require({"s0": rows, "s1": columns}, threads=(1, 2))
+    text = emit_kernel(kernel.kernel)
+    before, _ = text.split("_thread(ptr", 1)
+    assert before.count("@llvm.sqrt.f64(") == 1
+    assert before.index("@llvm.sqrt.f64(") < before.rindex("inner_")
+
+
+def test_what_a_choice_leaves_out_is_not_read() -> None:
+    compiled("""
+kernel chosen
+  buffer x: f32[160]
+  buffer w: f32[4]
+  buffer out: f32[160]
+  outer i: 16
+  stage r: 10
+    acc sum= x[i + 16*r]
+  stage r: 10
+    out[i + 16*r] = add(acc, within(i, 4, exp(w[i]), x[i + 16*r]))
 """).require()

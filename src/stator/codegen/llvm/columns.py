@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -12,6 +12,7 @@ from stator.codegen.llvm.sums import count_of, is_short, total_type
 from stator.codegen.llvm.types import MEMORY, convert, to_memory
 from stator.codegen.llvm.writer import Vectors
 from stator.core.dtypes import DType
+from stator.loops.access import children
 from stator.loops.index import (
     Axis,
     Index,
@@ -19,12 +20,18 @@ from stator.loops.index import (
 from stator.loops.ir import (
     Accumulate,
     Accumulated,
+    Apply,
     Buffer,
+    Cast,
     Combine,
+    Expr,
+    Load,
     Stage,
     Store,
+    Within,
+    walk,
 )
-from stator.schedule.columns import COLUMNS
+from stator.schedule.columns import block_width
 
 STRETCH: Final = 16  # rows that one partial sum of a column takes in
 
@@ -37,6 +44,35 @@ class Row:
     dtype: DType
 
 
+def _steady(stage: Stage) -> list[Expr]:
+    """The largest computations in a stage that are the same in all of its rows."""
+    found: dict[Expr, None] = {}
+    stack = [statement.value for statement in stage.body]
+    while stack:
+        expr = stack.pop()
+        if isinstance(expr, Within):
+            continue  # what a choice leaves out may not be read
+        if not isinstance(expr, Apply | Cast) or _changes(expr, stage):
+            stack += children(expr)
+        elif isinstance(expr, Apply) or isinstance(expr.value, Apply):
+            found[expr] = None
+    return list(found)
+
+
+def _changes(expr: Expr, stage: Stage) -> bool:
+    """Whether an expression may come out differently in another row of the stage."""
+    if expr.leaves & set(stage.inner):
+        return True
+    totals = {s.name for s in stage.body if isinstance(s, Accumulate)}
+    stored = {s.buffer for s in stage.body if isinstance(s, Store)}
+    return any(
+        (isinstance(node, Accumulated) and node.name in totals)
+        or (isinstance(node, Load) and node.buffer in stored)
+        or isinstance(node, Within)
+        for node in walk(expr)
+    )
+
+
 def _line(row: Row) -> Vectors:
     return Vectors(VECTOR_BYTES // row.dtype.bytes, 2)
 
@@ -45,8 +81,14 @@ def _line(row: Row) -> Vectors:
 class Columns(Emitter):
     """Writes the loops of a kernel that reduces across its last outer axis."""
 
+    steady: dict[Expr, Row] = field(default_factory=dict)  # what the present stage found computed
     totals: dict[str, Row] = field(default_factory=dict)
     parts: dict[str, Row] = field(default_factory=dict)  # of one stretch, where there are any
+
+    @property
+    def width(self) -> int:
+        """Columns of a block."""
+        return block_width(self.kernel)
 
     def emit(self) -> None:
         """Blocks of the last outer axis; accumulators are rows of memory."""
@@ -57,17 +99,46 @@ class Columns(Emitter):
             for statement in stage.body:
                 if isinstance(statement, Accumulate):
                     self._open_rows(stage, statement)
-        padded = w.let(f"add i64 {length}, {COLUMNS - 1}")
-        blocks = w.let(f"udiv i64 {padded}, {COLUMNS}")
+        rows_of = [self._open_steady(stage) for stage in self.kernel.stages]
+        padded = w.let(f"add i64 {length}, {self.width - 1}")
+        blocks = w.let(f"udiv i64 {padded}, {self.width}")
         with w.loop("%begin", "%end", [], "block") as loop:
             row_number = w.let(f"udiv i64 {loop.counter}, {blocks}")
             block = w.let(f"urem i64 {loop.counter}, {blocks}")
             self._decode(tuple(rows), row_number)
-            start = w.let(f"mul i64 {block}, {COLUMNS}")
+            start = w.let(f"mul i64 {block}, {self.width}")
             rest = w.let(f"sub i64 {length}, {start}")
-            width = self._clip(rest, str(COLUMNS), larger=False)
-            for stage in self.kernel.stages:
+            width = self._clip(rest, str(self.width), larger=False)
+            for stage, steady in zip(self.kernel.stages, rows_of, strict=True):
+                self._compute_steady(steady, last, start, width)
+                self.steady = steady
                 self._column_stage(stage, last, start, width)
+                self.steady = {}
+
+    def _open_steady(self, stage: Stage) -> dict[Expr, Row]:
+        """Memory for what is the same in all rows of a stage: it is computed once a column."""
+        if not stage.inner:
+            return {}
+        return {expr: self._row(expr.dtype) for expr in _steady(stage)}
+
+    def _compute_steady(
+        self, steady: Mapping[Expr, Row], last: Axis, start: str, width: str
+    ) -> None:
+        if not steady:
+            return
+        with self.w.loop("0", width, [], "steady", Vectors(VECTOR_BYTES // 8)) as loop:
+            self.lane = loop.counter
+            self._enter(last, self.w.let(f"add i64 {start}, {loop.counter}"))
+            for expr, row in steady.items():
+                self._put(row, self.value(expr))
+            self.lane = None
+        self.values.clear()
+
+    def _compute(self, expr: Expr) -> str:
+        row = self.steady.get(expr)
+        if row is None or self.lane is None:
+            return Emitter._compute(self, expr)
+        return self._lane_of(row.place, row.dtype)
 
     def _open_rows(self, stage: Stage, statement: Accumulate) -> None:
         self.totals[statement.name] = self._row(total_type(statement, stage))
@@ -75,22 +146,22 @@ class Columns(Emitter):
             self.parts[statement.name] = self._row(statement.value.dtype)
 
     def _row(self, dtype: DType) -> Row:
-        return Row(self.w.let(f"alloca [{COLUMNS} x {MEMORY[dtype]}], align 64"), dtype)
+        return Row(self.w.let(f"alloca [{self.width} x {MEMORY[dtype]}], align 64"), dtype)
 
     def open_scratch(self, buffer: Buffer) -> None:
         """Memory for one block of columns: all that they keep at a place lies together."""
         kind, size = MEMORY[buffer.dtype], buffer.size.constant
         if size is not None:
-            self.w.line(f"%{buffer.name} = alloca [{size * COLUMNS} x {kind}], align 64")
+            self.w.line(f"%{buffer.name} = alloca [{size * self.width} x {kind}], align 64")
             return
-        line = COLUMNS * buffer.dtype.bytes
+        line = self.width * buffer.dtype.bytes
         length = self.w.let(f"mul i64 {self.index(buffer.size)}, {line}")
         self.w.line(f"%{buffer.name} = call ptr @malloc(i64 {length})")
 
     def _address(self, buffer: Buffer, index: Index) -> str:
         if not buffer.is_scratch:
             return Emitter._address(self, buffer, index)
-        line = self.w.let(f"mul i64 {self.index(index)}, {COLUMNS}")
+        line = self.w.let(f"mul i64 {self.index(index)}, {self.width}")
         place = self.w.let(f"add i64 {line}, {self.lane}")
         return self.w.let(f"getelementptr {MEMORY[buffer.dtype]}, ptr %{buffer.name}, i64 {place}")
 
@@ -171,6 +242,9 @@ class Columns(Emitter):
         dtype = row.dtype
         before = self._lane_of(row.place, dtype)
         term = convert(self.w, value, statement.value.dtype, dtype)
-        after = emit_prim(self.w, PRIM_OF[statement.combine], [before, term], dtype)
-        place = self.w.let(f"getelementptr {MEMORY[dtype]}, ptr {row.place}, i64 {self.lane}")
-        self.w.line(f"store {MEMORY[dtype]} {to_memory(self.w, after, dtype)}, ptr {place}")
+        self._put(row, emit_prim(self.w, PRIM_OF[statement.combine], [before, term], dtype))
+
+    def _put(self, row: Row, value: str) -> None:
+        kind = MEMORY[row.dtype]
+        place = self.w.let(f"getelementptr {kind}, ptr {row.place}, i64 {self.lane}")
+        self.w.line(f"store {kind} {to_memory(self.w, value, row.dtype)}, ptr {place}")

@@ -27,7 +27,7 @@ from stator.loops.ir import (
 )
 from stator.loops.prims import Prim
 from stator.loops.values import product
-from stator.schedule.columns import COLUMNS, is_columnar
+from stator.schedule.columns import block_count, block_width, is_columnar
 
 MATH_COST: Final = 24  # operations of a mathematical function
 SIDE: Final = 16  # of a tile, in elements; for f32 its row is one cache line
@@ -128,8 +128,7 @@ def outer_count(kernel: Kernel) -> Index:
     """How many outer iterations (blocks of columns, stripes of tiles) threads share."""
     outer = list(kernel.outer)
     if is_columnar(kernel):
-        last = outer.pop()
-        return product([axis.size for axis in outer]) * ((last.size + (COLUMNS - 1)) // COLUMNS)
+        return block_count(kernel, block_width(kernel))
     turned = transposed(kernel)
     if turned is not None:
         side, _ = turned
