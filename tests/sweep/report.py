@@ -125,8 +125,8 @@ def _shares(results: Sequence[UnitResult]) -> Iterator[str]:
     yield (
         f"The graphs have {everything} operators. {generated} ({generated / everything:.1%}) "
         f"became loops of native kernels; {called.total()} ({called.total() / everything:.1%}) are "
-        f"calls of {len(called)} operators of torch's: products, convolutions, attention, sorting, linear "
-        "algebra, complex numbers, and what has no rule yet. Those called most:"
+        f"calls of {len(called)} operators of torch's: products, convolutions, attention, sorting, "
+        "linear algebra, complex numbers, and what has no rule yet. Those called most:"
     )
     yield ""
     yield "| operator | calls |"

@@ -25,8 +25,8 @@ from stator.loops.values import flat, product, unflat
 from stator.lower.items import Compute, Scatter
 from stator.lower.sizes import Sizes
 from stator.schedule.coalesce import coalesce
-from stator.schedule.columns import block_width, is_columnar
 from stator.schedule.columns import LARGEST_SCRATCH as COLUMNS_SCRATCH
+from stator.schedule.columns import block_width, is_columnar
 from stator.schedule.fuse import Group
 from stator.schedule.rewrite import rewritten, substitute
 from stator.schedule.rows import coordinates, position, row_number
