@@ -141,8 +141,8 @@ def tabled(kind: str, fresh: Sequence[Row]) -> list[Row]:
 def main(
     only: Annotated[str, typer.Option(help="Names of rows, with commas.")] = "",
     kind: Annotated[str, typer.Option(help="micro, infer, train or all.")] = "all",
-    rounds: Annotated[int, typer.Option(help="Calls of each contender, in turn.")] = 40,
-    seconds: Annotated[float, typer.Option(help="Fewer rounds, if they take longer.")] = 20,
+    rounds: Annotated[int, typer.Option(help="Calls of each contender, in turn.")] = 20,
+    seconds: Annotated[float, typer.Option(help="Fewer rounds, if they take longer.")] = 12,
     write: Annotated[bool, typer.Option(help="Write benchmarks/RESULTS.md.")] = True,
     peer: Annotated[bool, typer.Option(help="Compare with Inductor.")] = True,
 ) -> None:

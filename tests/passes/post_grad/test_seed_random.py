@@ -163,7 +163,7 @@ def test_a_generator_of_the_users_is_drawn_from() -> None:
     assert seed_random(graph, Ctx(ON)) == 0
 
 
-@pytest.mark.parametrize("options", [Options(), Options(kernels=True, fallback_random=True)])
+@pytest.mark.parametrize("options", [Options(kernels=False), Options(fallback_random=True)])
 def test_without_kernels_or_with_eagers_bits_nothing_changes(options: Options) -> None:
     module = graph_of(aten.rand_like, torch.rand(3))
 
