@@ -156,7 +156,7 @@ def test_what_replaces_dropout_keeps_the_user_s_line() -> None:
 # In a compilation
 
 
-def compiled(fn: Program, **options: bool) -> Any:
+def compiled(fn: Program, **options: Any) -> Any:
     return stator.compile(fn, strict=True, **options)
 
 
