@@ -44,6 +44,7 @@ sweep: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.call_cost
 	$(BIN)/python -m benchmarks.run
+	$(BIN)/python -m benchmarks.symbolic
 
 docs: $(STAMP)
 	$(BIN)/python -m docs.tour

@@ -34,9 +34,7 @@ def dumps(folder: Path) -> dict[str, str]:
     """Texts of one compilation, by file name."""
     x = torch.zeros(64, 256, requires_grad=True)
     torch.compiler.reset()
-    compiled = stator.compile(
-        lambda x: x.softmax(-1), strict=True, dump_dir=folder, dynamic=False
-    )
+    compiled = stator.compile(lambda x: x.softmax(-1), strict=True, dump_dir=folder, dynamic=False)
     result = compiled(x)
     result.backward(torch.ones_like(result))
     return {file.name: file.read_text() for file in folder.glob("*/*")}
