@@ -181,7 +181,7 @@ def test_a_dump_folder_gets_the_text_of_every_graph(tmp_path: Path) -> None:
 
     stator.compile(shifted, dump_dir=folder)(x).sum().backward()
 
-    texts = {file.stem: file.read_text() for file in folder.glob("compilation_*/*")}
+    texts = {file.stem: file.read_text() for file in folder.glob("compilation_*/*.txt")}
     graphs = record().graphs
     assert {"joint", "forward", "backward"} <= set(graphs)
     assert all(texts[name] == text + "\n" for name, text in graphs.items())

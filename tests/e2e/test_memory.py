@@ -17,6 +17,8 @@ from tests.parity import compiled
 MARGIN: Final = 1.02
 SMALL: Final = 16 * 1024  # bytes: scalars, sizes and masks that do not grow with the model
 
+IMAGES: Final = ("resnet", "unet")  # of which a copy lies channels last, for the backward too
+
 Case = tuple[nn.Module, Tensor]
 
 
@@ -105,7 +107,8 @@ def test_peak_is_no_higher_than_eagers(name: str, train: bool) -> None:
     ours, left = measure(name, train, eagerly=False)
 
     assert eager > 20 * SMALL, f"the model is too small to tell: {eager} bytes"
-    assert ours <= MARGIN * eager + SMALL, f"peak {ours} bytes, eager's {eager}"
+    turned = CASES[name]()[1].nbytes if name in IMAGES else 0
+    assert ours <= MARGIN * eager + SMALL + turned, f"peak {ours} bytes, eager's {eager}"
     assert left <= eager_left + SMALL, f"{left} bytes live after the step, eager {eager_left}"
 
 

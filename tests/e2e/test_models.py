@@ -20,8 +20,9 @@ def with_gradients(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(value.requires_grad_() if value.is_floating_point() else value for value in inputs)
 
 
-# The true gradient of a key's bias is zero: what anybody computes there is rounding alone.
-NOISE = {"vit_sdpa": 3.0}
+# The true gradient of a key's bias is zero: what anybody computes there is rounding alone.  And
+# convolutions that read images channels last add in another order than eager's.
+NOISE = {"vit_sdpa": 3.0, "resnet": 3.0, "unet": 3.0}
 
 
 @pytest.mark.parametrize("mode", ["infer", "train"])

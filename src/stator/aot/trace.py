@@ -288,8 +288,9 @@ class _Tracer:
         placeholders = graph.find_nodes(op="placeholder")
         primals, tangents = placeholders[: len(self.plain)], placeholders[len(self.plain) :]
         (output,) = graph.find_nodes(op="output")
-        values, now, views, _ = (list(group) for group in output.args[0])
-        program = self._program(graph, now, views, values)
+        values, now, views, grads = (list(group) for group in output.args[0])
+        program = self._program(graph, now, views, values)  # which may add to the values
+        output.args = ((values, now, views, grads),)
         return Traced(
             module,
             program,

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 import pytest
 
-from stator.codegen.llvm.entry import _shape_of
+from stator.codegen.llvm.entry import _shape_of, emit_kernel
 from stator.codegen.llvm.jit import module_text
 from stator.codegen.llvm.rows import CHUNK, STEP, Rows
 from stator.codegen.llvm.sums import SHORT
@@ -282,3 +282,23 @@ kernel blocks
 """,
         places=5,
     ).require()
+
+
+def test_long_rows_fetch_the_next_one_while_they_compute() -> None:
+    """The first stage waits for memory anyway; behind the last row nothing is touched."""
+    kernel = compiled("""
+kernel long
+  buffer x: f32[15000]
+  buffer out: f32[3]
+  outer i: 3
+  stage r: 5000
+    top max= x[5000*i + r]
+  stage r: 5000
+    acc sum= exp(sub(x[5000*i + r], top))
+  stage
+    out[i] = add(top, log(acc))
+""")
+
+    text = emit_kernel(kernel.kernel)
+    assert text.count("@llvm.prefetch") == 1
+    kernel.require(threads=(1, 2))

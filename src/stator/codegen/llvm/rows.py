@@ -7,21 +7,23 @@ from typing import Final
 
 from stator.codegen.llvm.emitter import PRIM_OF, Emitter, neutral
 from stator.codegen.llvm.prims import emit_prim
+from stator.codegen.llvm.shape import MATH_COST, cost_of
 from stator.codegen.llvm.sums import is_direct, term_type, total_type
 from stator.codegen.llvm.types import convert, register
 from stator.codegen.llvm.writer import SCALAR, Vectors
 from stator.core.dtypes import DType
-from stator.loops.index import (
-    Axis,
-)
+from stator.loops.access import nodes
+from stator.loops.index import Axis, Index
 from stator.loops.ir import (
     Accumulate,
     Combine,
+    Load,
     Stage,
     Store,
 )
 
 CHUNK: Final = 1024  # elements summed before a partial sum is put away: it keeps sums exact enough
+LINE: Final = 64  # bytes that memory is fetched in
 STEP: Final = 64  # elements that one step of the vectors takes, at most
 
 
@@ -29,9 +31,12 @@ STEP: Final = 64  # elements that one step of the vectors takes, at most
 class Rows(Emitter):
     """Writes the loops of a kernel that has inner axes."""
 
+    row: str = ""  # the present outer iteration
+
     def emit(self) -> None:
         """One outer iteration after the other, each with all of its stages."""
         with self.w.loop("%begin", "%end", [], "row") as loop:
+            self.row = loop.counter
             self._decode(self.kernel.outer, loop.counter)
             for stage in self.kernel.stages:
                 self._stage(stage)
@@ -118,9 +123,37 @@ class Rows(Emitter):
         with w.loop("0", chunks, list(zip(kinds, start, strict=True)), "chunk") as loop:
             low = w.let(f"mul i64 {loop.counter}, {CHUNK}")
             high = self._clip(w.let(f"add i64 {low}, {CHUNK}"), length, larger=False)
+            self._fetch_ahead(stage, low)
             parts = self._parts(stage, axis, (low, high), accumulations)
             loop.carried = self._totals(stage, accumulations, loop.carried, parts)
         return loop.results
+
+    def _fetch_ahead(self, stage: Stage, low: str) -> None:
+        """Bring a chunk of the next row near while this one keeps the processor busy."""
+        first, w = self.kernel.stages[0], self.w
+        if stage is first or len(first.inner) != 1 or cost_of(stage.body) < MATH_COST:
+            return
+        (axis,) = first.inner
+        outer = set(self.kernel.outer)
+        loads = {
+            node: None
+            for statement in first.body
+            for node in nodes(statement)
+            if isinstance(node, Load) and node.index.factor_of(axis) is Index.of(1)
+        }
+        here = dict(self.axes)
+        self._decode(self.kernel.outer, w.let(f"add i64 {self.row}, 1"))
+        for load in loads:
+            if load.buffer.is_scratch or not load.index.axes & outer:
+                continue
+            line = LINE // load.buffer.dtype.bytes
+            with w.loop("0", str(CHUNK // line), [], "ahead") as loop:
+                place = w.let(f"mul i64 {loop.counter}, {line}")
+                self._enter(axis, w.let(f"add i64 {low}, {place}"))
+                address = self._address(load.buffer, load.index)
+                w.line(f"call void @llvm.prefetch.p0(ptr {address}, i32 0, i32 2, i32 1)")
+        self.axes = here
+        self.values.clear()
 
     def _parts(
         self,
