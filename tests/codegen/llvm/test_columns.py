@@ -252,6 +252,24 @@ kernel normalized
     assert before.index("@llvm.sqrt.f64(") < before.rindex("inner_")
 
 
+def test_a_function_of_the_c_library_is_the_same_in_all_rows_too() -> None:
+    kernel = compiled("""
+kernel powers
+  buffer x: f64[s0*s1]
+  buffer w: f64[s1]
+  buffer out: f64[s0*s1]
+  outer i: s1
+  stage r: s0
+    acc sum= x[i + r*s1]
+  stage r: s0
+    out[i + r*s1] = mul(pow(2.0:f64, w[i]), add(x[i + r*s1], acc))
+""")
+
+    assert _shape_of(kernel.kernel) is Columns
+    for rows, columns in ((5, 3), (3, 40)):
+        kernel.require({"s0": rows, "s1": columns})
+
+
 def test_what_a_choice_leaves_out_is_not_read() -> None:
     compiled("""
 kernel chosen

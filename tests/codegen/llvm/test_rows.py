@@ -302,3 +302,22 @@ kernel long
     text = emit_kernel(kernel.kernel)
     assert text.count("@llvm.prefetch") == 1
     kernel.require(threads=(1, 2))
+
+
+def test_rows_that_are_looked_up_are_not_fetched() -> None:
+    """The number of the row behind the last would be read from beyond its tensor."""
+    kernel = parse("""
+kernel looked_up
+  buffer n: i64[3]
+  buffer x: f32[50000]
+  buffer out: f32[3]
+  outer i: 3
+  stage r: 5000
+    top max= x[5000*[n[i]] + r]
+  stage r: 5000
+    acc sum= exp(sub(x[5000*[n[i]] + r], top))
+  stage
+    out[i] = add(top, log(acc))
+""")
+
+    assert "@llvm.prefetch" not in emit_kernel(kernel)

@@ -126,7 +126,9 @@ class Columns(Emitter):
     ) -> None:
         if not steady:
             return
-        with self.w.loop("0", width, [], "steady", Vectors(VECTOR_BYTES // 8)) as loop:
+        # As a sum of them would be: the same rules say what becomes vectors.
+        body = [Accumulate("steady", Combine.SUM, expr) for expr in steady]
+        with self.w.loop("0", width, [], "steady", self._vectors(last, body)) as loop:
             self.lane = loop.counter
             self._enter(last, self.w.let(f"add i64 {start}, {loop.counter}"))
             for expr, row in steady.items():

@@ -75,13 +75,14 @@ def _steady_choices(
                 stack.append(node.inside if outcome else node.outside)
                 continue
             axes = node.index.axes | node.limit.axes
-            if axis not in axes and not _is_computed(node.index):
+            if axis not in axes and not is_computed(node.index):
                 found[node.index, node.limit] = None
         stack += reversed(children(node))
     return list(found)
 
 
-def _is_computed(index: Index) -> bool:
+def is_computed(index: Index) -> bool:
+    """Whether the index holds a number that the program computes."""
     return any(isinstance(atom, Element) for atom in index_parts(index))
 
 

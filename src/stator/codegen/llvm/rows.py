@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from stator.codegen.llvm.emitter import PRIM_OF, Emitter, neutral
+from stator.codegen.llvm.emitter import PRIM_OF, Emitter, is_computed, neutral
 from stator.codegen.llvm.prims import emit_prim
 from stator.codegen.llvm.shape import MATH_COST, cost_of
 from stator.codegen.llvm.sums import is_direct, term_type, total_type
@@ -145,6 +145,8 @@ class Rows(Emitter):
         self._decode(self.kernel.outer, w.let(f"add i64 {self.row}, 1"))
         for load in loads:
             if load.buffer.is_scratch or not load.index.axes & outer:
+                continue
+            if is_computed(load.index):  # behind the last row, what it is computed of ends
                 continue
             line = LINE // load.buffer.dtype.bytes
             with w.loop("0", str(CHUNK // line), [], "ahead") as loop:
