@@ -14,7 +14,7 @@ from stator.torch_api import OpOverload, detect_fake_mode, is_mutable_op, pytree
 aten = torch.ops.aten
 
 ENOUGH: Final = 3  # convolutions: with fewer, turning images around costs more than it gains
-SPEAKS_OF_STRIDES: Final = frozenset({aten.as_strided.default, aten.set_.source_Tensor})
+SPEAKS_OF_STRIDES: Final = frozenset({aten.as_strided.default})
 STAYS: Final = object()
 TYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -73,7 +73,7 @@ class _Spread:
         new = STAYS if node.op == "output" else self._computed(node)
         if new is STAYS:
             for source in moved:
-                node.replace_input_with(source, self._as_before(source, node))
+                node.replace_input_with(source, self._as_before(source))
         elif _layouts(new) != _layouts(old):
             node.meta["val"] = new
             self.before[node] = old
@@ -92,7 +92,7 @@ class _Spread:
         except (RuntimeError, ValueError):  # a view that needs the other layout
             return STAYS
 
-    def _as_before(self, source: fx.Node, reader: fx.Node) -> fx.Node:
+    def _as_before(self, source: fx.Node) -> fx.Node:
         if source not in self.restored:
             old = self.before[source]
             with self.graph.inserting_after(source):
