@@ -9,6 +9,7 @@ from stator.loops.index import Index
 from stator.loops.ir import Kernel
 from stator.loops.parse import parse
 from stator.loops.values import product
+from stator.lower.sizes import Shown
 from stator.lower.tensors import contiguous
 from stator.runtime.plan import Allocation, Launch, Plan, Step, Together
 from stator.schedule.canonical import canonical
@@ -62,7 +63,10 @@ def launch(
 
 
 def plan(
-    inputs: str, *steps: Step, outputs: tuple[object, ...] = (), sizes: dict[str, str] | None = None
+    inputs: str,
+    *steps: Step,
+    outputs: tuple[object, ...] = (),
+    sizes: dict[str, Shown] | None = None,
 ) -> Plan:
     """A plan whose launches have machine code."""
     kernels = [step.nameless for step in steps if isinstance(step, Launch | Together)]

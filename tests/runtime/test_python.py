@@ -17,6 +17,7 @@ from torch import Tensor, fx, nn
 
 from stator.core.torch_types import Boxed
 from stator.loops.index import Index, Symbol
+from stator.lower.sizes import Shown
 from stator.runtime.plan import Number, Require, Together, make_plan
 from stator.runtime.python import WORTH_THREADS, _threads, load_plan
 from tests.runtime.launches import launch, plan
@@ -304,7 +305,7 @@ def test_a_launch_allocates_and_runs() -> None:
 def test_a_launch_of_unknown_size_allocates_what_the_inputs_show() -> None:
     n, m = Index.of(Symbol("size_n")), Index.of(Symbol("size_m"))
     step = launch("out", "x", size=(m, n + 1))
-    sizes = {"size_m": "x.size(0)", "size_n": "x.size(1) - 1"}
+    sizes = {"size_m": Shown("x", 0), "size_n": Shown("x", 1, start=1)}
     run = load_plan(plan("x", step, outputs=(node("out"),), sizes=sizes), "test")
 
     for size in ((2, 3), (5, 1), (1, 1), (300, 400)):
@@ -380,7 +381,7 @@ def test_a_number_is_computed_from_the_sizes() -> None:
     numbers = {"plain": 3 * n - 1, "half": n // 2, "rest": (n + 1) % 4, "square": n * n}
     steps = tuple(Number(name, index) for name, index in numbers.items())
     outputs = tuple(node(name) for name in numbers)
-    run = load_plan(plan("x", *steps, outputs=outputs, sizes={"size_n": "x.size(0)"}), "test")
+    run = load_plan(plan("x", *steps, outputs=outputs, sizes={"size_n": Shown("x", 0)}), "test")
 
     for size in (2, 7, 100):
         expected = (3 * size - 1, size // 2, (size + 1) % 4, size * size)

@@ -70,7 +70,9 @@ def interpreted(program: Program, *inputs: Tensor) -> list[Tensor]:
     """What the program's kernels compute."""
     nodes = program.module.graph.find_nodes(op="placeholder")
     tensors = {node.name: value for node, value in zip(nodes, inputs, strict=True)}
-    sizes = {s.name: eval(source, dict(tensors)) for s, source in program.sizes.sources.items()}
+    sizes = {
+        s.name: eval(str(source), dict(tensors)) for s, source in program.sizes.sources.items()
+    }
     memory = _Memory(program, sizes)
     for name, tensor in tensors.items():
         memory.put(name, tensor)

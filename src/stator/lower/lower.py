@@ -22,7 +22,7 @@ from stator.loops.ir import Apply, Buffer, Combine, Expr, IndexValue, Load, load
 from stator.loops.prims import Prim
 from stator.loops.values import Point, Result, Updates, Value, broadcast, product
 from stator.lower.items import Check, Compute, Extern, Item, Scatter, Size, place_of, without_unread
-from stator.lower.sizes import Sizes
+from stator.lower.sizes import Shown, Sizes
 from stator.lower.split import in_pieces
 from stator.lower.tensors import (
     axes_of,
@@ -168,7 +168,7 @@ class Lowering:
     def handed(self, number: int) -> Index:
         """A number as a symbol, like a size."""
         symbol = Symbol(f"number_{number}")
-        self.sizes.sources[symbol] = str(number)
+        self.sizes.sources[symbol] = Shown(None, start=number)
         self.sizes.hints[symbol] = number
         return Index.of(symbol)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import torch
@@ -13,6 +13,26 @@ from stator.loops.index import Axis, Element, Index, Quotient, Remainder, Symbol
 from stator.torch_api import is_natural, size_expression, size_hint
 
 
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """Where a call finds a number.  Text form: `(x.size(0) - 3) // 2`, `n` or `7`."""
+
+    source: str | None  # an input: a tensor, or the number itself; None: it is `start`
+    dim: int | None = None  # of the tensor
+    start: int = 0
+    step: int = 1
+
+    def __str__(self) -> str:
+        if self.source is None:
+            return str(self.start)
+        shown = self.source if self.dim is None else f"{self.source}.size({self.dim})"
+        return (
+            shown
+            if (self.start, self.step) == (0, 1)
+            else f"({shown} - {self.start}) // {self.step}"
+        )
+
+
 @dataclass(slots=True)
 class Sizes:
     """Symbols of one graph: where a call finds their values, and what they were when it was made.
@@ -20,7 +40,7 @@ class Sizes:
     A symbol is named `size_s0`, which is also its name in the program that runs the kernels.
     """
 
-    sources: dict[Symbol, str] = field(default_factory=dict)  # symbol -> expression of the inputs
+    sources: dict[Symbol, Shown] = field(default_factory=dict)
     hints: dict[Symbol, int] = field(default_factory=dict)
     symbols: dict[str, Symbol] = field(default_factory=dict)  # by Dynamo's names
 
@@ -28,13 +48,13 @@ class Sizes:
         """Take in the symbols that an input shows."""
         value = placeholder.meta.get("val")
         if isinstance(value, torch.SymInt):
-            self._found(value, placeholder.name)
+            self._found(value, Shown(placeholder.name))
         elif isinstance(value, torch.Tensor) and value.layout is torch.strided:
             for dim, size in enumerate(value.size()):
                 if isinstance(size, torch.SymInt):
-                    self._found(size, f"{placeholder.name}.size({dim})")
+                    self._found(size, Shown(placeholder.name, dim))
 
-    def _found(self, size: torch.SymInt, source: str) -> None:
+    def _found(self, size: torch.SymInt, shown: Shown) -> None:
         """Take in the one symbol of a size: where an input shows 2*s0 + 3, it shows s0 as well."""
         expression = size_expression(size)
         line = None if expression is None else _line(expression)
@@ -44,7 +64,7 @@ class Sizes:
         name, step, start = line[0].name, line[1], line[2]
         symbol = Symbol(f"size_{name}", is_signed=not is_natural(size, line[0]))
         self.symbols[name] = symbol
-        self.sources[symbol] = source if line[1:] == (1, 0) else f"({source} - {start}) // {step}"
+        self.sources[symbol] = replace(shown, start=start, step=step)
         self.hints[symbol] = (hint - start) // step
 
     def index(self, size: Any) -> Index | None:

@@ -12,6 +12,7 @@ from torch import fx
 
 from stator.loops.index import Index
 from stator.loops.ir import Kernel
+from stator.lower.sizes import Shown
 from stator.torch_api import is_mutable_op
 
 
@@ -237,7 +238,7 @@ class Plan:
     outputs: Any  # tuple of nodes and constants
     # Strides and types that kernels rely on: some operators lay results as nobody foretold.
     layouts: Mapping[str, tuple[tuple[Index, ...], torch.dtype]] = field(default_factory=dict)
-    sizes: Mapping[str, str] = field(default_factory=dict)  # symbol -> where the inputs show it
+    sizes: Mapping[str, Shown] = field(default_factory=dict)  # by the names of symbols
     entries: Mapping[Kernel, Any] = field(default_factory=dict)  # nameless kernel -> machine code
 
     def __str__(self) -> str:

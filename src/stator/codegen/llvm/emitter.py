@@ -6,21 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
+from stator.codegen.llvm.indices import Indices
 from stator.codegen.llvm.prims import emit_prim
 from stator.codegen.llvm.shape import cost_of, has_vectors
 from stator.codegen.llvm.types import MEMORY, convert, from_memory, literal, register, to_memory
-from stator.codegen.llvm.writer import SCALAR, Vectors, Writer
+from stator.codegen.llvm.writer import SCALAR, Vectors
 from stator.core.dtypes import DType
 from stator.loops.access import children, index_parts, nodes, roots
 from stator.loops.index import (
     Axis,
     Element,
     Index,
-    Quotient,
-    Remainder,
-    Symbol,
-    is_at_least,
-    lower_bound,
 )
 from stator.loops.ir import (
     Accumulated,
@@ -109,12 +105,10 @@ def _fits(size: int | None, lanes: int, copies: int) -> bool:
 
 
 @dataclass(slots=True)
-class Emitter:
-    """State of the function that is being written, and code for values and indices."""
+class Emitter(Indices):
+    """State of the function that is being written, and code for values."""
 
-    kernel: Kernel
-    w: Writer = field(default_factory=Writer)
-    axes: dict[Axis, str] = field(default_factory=dict)
+    kernel: Kernel = field(kw_only=True)
     accumulators: dict[str, str] = field(default_factory=dict)
     values: dict[Expr, str] = field(default_factory=dict)  # computed in the present iteration
     settled: dict[Condition, bool] = field(default_factory=dict)  # choices made outside
@@ -301,50 +295,5 @@ class Emitter:
             buffer = written if buffer is read else buffer
         return self.w.let(f"getelementptr {MEMORY[buffer.dtype]}, ptr %{buffer.name}, i64 {offset}")
 
-    def index(self, index: Index) -> str:
-        """Code for an index."""
-        if index.constant is not None:
-            return str(index.constant)
-        total: str | None = None
-        for product, factor in index.terms:
-            part: str | None = None
-            for atom in product:
-                value = self._atom(atom)
-                part = value if part is None else self.w.let(f"mul nsw i64 {part}, {value}")
-            if part is None:
-                part = str(factor)
-            elif factor != 1:
-                part = self.w.let(f"mul nsw i64 {part}, {factor}")
-            total = part if total is None else self.w.let(f"add nsw i64 {total}, {part}")
-        assert total is not None, "an index without terms is the constant 0"
-        return total
-
-    def _atom(self, atom: object) -> str:
-        match atom:
-            case Axis():
-                return self.axes[atom]
-            case Symbol():
-                return f"%{atom.name}"
-            case Quotient():
-                return self._divided(atom.value, atom.by, remainder=False)
-            case Remainder():
-                return self._divided(atom.value, atom.by, remainder=True)
-            case Element():
-                return convert(self.w, self.value(atom.expr), atom.expr.dtype, DType.I64)
-            case _:
-                raise AssertionError(f"no code for {atom}")
-
-    def _divided(self, value: Index, by: Index, *, remainder: bool) -> str:
-        """Floor division; the machine's own where the value cannot be negative."""
-        over, under = self.index(value), self.index(by)
-        low = lower_bound(value)
-        if low is not None and is_at_least(low, 0):
-            return self.w.let(f"{'urem' if remainder else 'udiv'} i64 {over}, {under}")
-        rest = self.w.let(f"srem i64 {over}, {under}")
-        below = self.w.let(f"icmp slt i64 {rest}, 0")
-        if remainder:
-            lifted = self.w.let(f"add i64 {rest}, {under}")
-            return self.w.let(f"select i1 {below}, i64 {lifted}, i64 {rest}")
-        quotient = self.w.let(f"sdiv i64 {over}, {under}")
-        lowered = self.w.let(f"sub i64 {quotient}, 1")
-        return self.w.let(f"select i1 {below}, i64 {lowered}, i64 {quotient}")
+    def _element(self, element: Element) -> str:
+        return convert(self.w, self.value(element.expr), element.expr.dtype, DType.I64)

@@ -34,7 +34,7 @@ def _rows(kernel: Kernel) -> str:
     parameters = [f"ptr noalias %{b.name}" for b in arguments_of(kernel)]
     parameters += [f"i64 %{s.name}" for s in symbols_of(kernel)]
     parameters += ["i64 %begin", "i64 %end"]
-    emitter = _shape_of(kernel)(kernel)
+    emitter = _shape_of(kernel)(kernel=kernel)
     for buffer in kernel.scratch:
         emitter.open_scratch(buffer)
     emitter.emit()
@@ -77,7 +77,7 @@ def _thread(kernel: Kernel) -> str:
 
 
 def _entry(kernel: Kernel) -> str:
-    rows = Emitter(kernel)  # for its way with indices
+    rows = Emitter(kernel=kernel)  # for its way with indices
     w = rows.w
     count = rows.index(outer_count(kernel))
     alone = w.let("icmp sle i32 %threads, 1")

@@ -43,7 +43,7 @@ def _count(kernel: Kernel, emitter: Emitter, number: str) -> str:
 
 def _thread(kernel: Kernel) -> str:
     """One thread's share: an equal stretch of the iterations of the whole list."""
-    emitter = Emitter(kernel)
+    emitter = Emitter(kernel=kernel)
     w = emitter.w
     for position, (kind, name) in enumerate((("ptr", "table"), ("i64", "length"), ("i64", "all"))):
         place = w.let(f"getelementptr i64, ptr %task, i64 {position}")
@@ -73,7 +73,7 @@ def _clipped(w: Writer, value: str, bound: str, keep: str) -> str:
 
 
 def _entry(kernel: Kernel) -> str:
-    emitter = Emitter(kernel)
+    emitter = Emitter(kernel=kernel)
     w = emitter.w
     with w.loop("0", "%length", [("i64", "0")], "item") as loop:
         count = _count(kernel, emitter, loop.counter)
