@@ -254,7 +254,7 @@ def refuse(*_: Any) -> Any:
 
 
 def test_a_graph_that_cannot_be_compiled_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stator.pipeline.load_plan", refuse)
+    monkeypatch.setattr("stator.pipeline.load_native", refuse)
     module, x = shifted_graph(), torch.randn(3)
 
     with pytest.warns(StatorWarning, match="stage 'forward/executor' failed.*no executor today"):
@@ -265,7 +265,7 @@ def test_a_graph_that_cannot_be_compiled_runs_as_it_is(monkeypatch: pytest.Monke
 
 
 def test_a_strict_graph_raises_with_the_stage(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stator.pipeline.load_plan", refuse)
+    monkeypatch.setattr("stator.pipeline.load_native", refuse)
 
     with pytest.raises(CompileError, match="no executor today") as caught:
         stator.compile_fx(shifted_graph(), [torch.randn(3)], options=stator.Options(strict=True))

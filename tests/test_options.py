@@ -19,6 +19,7 @@ SWITCHES = [field.name for field in fields(Options) if isinstance(field.default,
 TAKEN: dict[str, list[tuple[Any, Any]]] = {
     **{name: [(True, True), (False, False)] for name in SWITCHES},
     "skip": [((), ()), (["a_pass"], ("a_pass",)), (("a", "b"), ("a", "b"))],
+    "executor": [("native", "native"), ("python", "python")],
     "fuel": [(None, None), (0, 0), (12, 12)],
     "dump_dir": [(None, None), ("a/folder", Path("a/folder")), (Path("b"), Path("b"))],
 }
@@ -26,6 +27,7 @@ TAKEN: dict[str, list[tuple[Any, Any]]] = {
 REFUSED: dict[str, list[Any]] = {
     **{name: [1, 0, "yes", None] for name in SWITCHES},
     "skip": ["a_pass", [1], ["a_pass", None]],
+    "executor": ["c++", None, 1],
     "fuel": ["much", 1.5, -1, True],
     "dump_dir": [3, True, ["a"]],
 }

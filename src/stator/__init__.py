@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from stator.functions import aot_module as aot_module
     from stator.options import Options as Options
     from stator.options import list_options as list_options
+    from stator.runtime.native.prelude import memory as memory
+    from stator.runtime.native.prelude import trim as trim
 
 __version__ = "0.1.0"
 
@@ -25,6 +27,8 @@ _HOMES: Final[dict[str, str]] = {
     "compile_fx": "stator.backend",
     "last_compilation": "stator.core.events",
     "list_options": "stator.options",
+    "memory": "stator.runtime.native.prelude",
+    "trim": "stator.runtime.native.prelude",
 }
 
 __all__ = [*sorted(_HOMES), "__version__"]

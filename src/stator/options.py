@@ -22,12 +22,16 @@ MODES: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 
 
+EXECUTORS: Final = ("native", "python")
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """Every switch there is.  A field marked UNKEYED stays out of the cache key."""
 
     strict: bool = False  # raise CompileError where a graph would fall back to eager
     kernels: bool = True  # fuse operators into native CPU kernels; off: torch runs them all
+    executor: str = "native"  # what runs between kernels: "native" code, or "python" for debugging
     fallback_random: bool = False  # with kernels: eager's own random bits, drawn by torch
     verify: bool = True  # check every graph after every pass
     skip: tuple[str, ...] = ()  # names of passes to leave out
@@ -81,6 +85,10 @@ def _checked(name: str, value: Any) -> Any:
         if not listed or not all(isinstance(item, str) for item in value):
             raise _wrong_type(name, value, "a tuple of pass names")
         return tuple(value)
+    if name == "executor":
+        if value not in EXECUTORS:
+            raise _wrong_type(name, value, " or ".join(map(repr, EXECUTORS)))
+        return value
     if name == "fuel":
         if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
             return value

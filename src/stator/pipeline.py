@@ -6,7 +6,7 @@
 3 partition    aot/partition  cut it in two; the backward starts from what the forward saved
 4 POST_GRAD    passes/        rewrites of each half; the backward's when it is first needed
 5 plan         runtime/plan   straight line of calls, every value freed behind its last reader
-6 executor     runtime/python one Python function
+6 executor     runtime/native one function of machine code; runtime/python, one of Python
 7 wrappers     aot/wrappers   mutations written back, views made again, gradients connected
 """
 
@@ -32,6 +32,9 @@ from stator.passes.post_grad.unroll_foreach import unroll_foreach
 from stator.passes.pre_grad.settle_dropout import settle_dropout
 from stator.runtime.dump import program_text
 from stator.runtime.fused import plan_kernels
+from stator.runtime.memory import plan_memory
+from stator.runtime.native.entry import why_not_native
+from stator.runtime.native.executor import load_native, native_program
 from stator.runtime.plan import Plan, make_plan
 from stator.runtime.python import load_plan
 
@@ -71,9 +74,19 @@ def compile_half(module: fx.GraphModule, name: str, ctx: Ctx) -> Boxed:
         progress.nodes = len(plan.steps)
     ctx.dump.write(f"{label}_plan.txt", lambda: str(plan))
     with ctx.record.stage(f"{name}/executor", len(plan.steps)):
-        run = load_plan(plan, name)
-    ctx.dump.write(f"{label}_program.py", lambda: program_text(plan, run))
-    return run
+        return _executor(plan, name, label, ctx)
+
+
+def _executor(plan: Plan, name: str, label: str, ctx: Ctx) -> Boxed:
+    """A function that runs the plan: native where the options and the machine allow."""
+    ctx.dump.write(f"{label}_program.py", lambda: program_text(plan, load_plan(plan, name)))
+    reason = "Options.executor" if ctx.options.executor == "python" else why_not_native()
+    if reason is None:
+        memory = plan_memory(plan)
+        ctx.dump.write(f"{label}_host.ll", lambda: native_program(plan, memory)[0].text)
+        return load_native(plan, memory, name)
+    ctx.record.notes.append(f"{name}: runs from Python: {reason}")
+    return load_plan(plan, name)
 
 
 def _plan(module: fx.GraphModule, name: str, ctx: Ctx) -> Plan:

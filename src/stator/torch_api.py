@@ -6,8 +6,11 @@ so that a new torch release is one file to read.  All of them are present in tor
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ctypes
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import cache
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import torch
@@ -223,6 +226,18 @@ def is_mutable_op(target: Any) -> bool:
     return isinstance(target, OpOverload) and bool(target._schema.is_mutable)
 
 
+def keeps_nothing(target: Any) -> bool:
+    """Whether an operator of torch's own neither returns its arguments' memory nor keeps it."""
+    if not isinstance(target, OpOverload) or target.namespace not in ("aten", "mkldnn"):
+        return False
+    name = target.name()
+    if name == "aten::_unsafe_view":  # a view that says it is none
+        return False
+    composite = torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
+    aliases = any(value.alias_info is not None for value in target._schema.returns)
+    return not composite and not aliases
+
+
 def is_random_op(target: Any) -> bool:
     """Whether `target` draws random numbers."""
     return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
@@ -363,3 +378,72 @@ def onednn_linear() -> Any:
         return None
     packet = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
     return getattr(packet, "default", None)
+
+
+# --- the C++ side ---
+
+# A tensor's Python object holds the C++ tensor right behind its head; the address of that is what
+# torch's C functions call a handle.
+TENSOR_IN_OBJECT: Final = object.__basicsize__
+# The Python object of a C++ tensor: THPVariable_Wrap(const at::TensorBase&).
+WRAP_TENSOR: Final = "_Z16THPVariable_WrapRKN2at10TensorBaseE"
+
+
+def tensor_is_in_object() -> bool:
+    """Whether tensors lie in their Python objects where we expect them."""
+    tensor = torch.empty(1)
+    found = ctypes.c_uint64.from_address(id(tensor) + TENSOR_IN_OBJECT).value
+    return bool(found == tensor._cdata)
+
+
+_SCALAR_TYPES: Final = {
+    torch.uint8: 0,
+    torch.int8: 1,
+    torch.int16: 2,
+    torch.int32: 3,
+    torch.int64: 4,
+    torch.float16: 5,
+    torch.float32: 6,
+    torch.float64: 7,
+    torch.bool: 11,
+    torch.bfloat16: 15,
+}
+
+
+def scalar_type(dtype: torch.dtype) -> int:
+    """A type by its number in C++."""
+    return _SCALAR_TYPES[dtype]
+
+
+@cache
+def torch_symbol(name: str) -> int | None:
+    """Where a function is that torch's libraries export; None if they do not."""
+    for library in _torch_libraries():
+        try:
+            return ctypes.cast(getattr(library, name), ctypes.c_void_p).value
+        except AttributeError:
+            continue
+    return None
+
+
+@cache
+def _torch_libraries() -> tuple[Any, ...]:
+    folder = Path(torch.__file__).parent / "lib"
+    paths = [folder / f"lib{name}.so" for name in ("torch_cpu", "torch_python")]
+    return tuple(ctypes.CDLL(str(path)) for path in paths if path.exists())
+
+
+def argument_types(target: Any) -> list[str]:
+    """The schema's types of an operator's arguments."""
+    return [str(argument.type) for argument in target._schema.arguments]
+
+
+def given_arguments(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+    """A value for every argument of an operator, defaults filled in."""
+    left = target._schema.arguments[len(args) :]
+    return [*args, *(kwargs.get(argument.name, argument.default_value) for argument in left)]
+
+
+def out_entry_of(target: Any) -> Any:
+    """The function behind an operator's variant that is given memory for its result."""
+    return entry_of(target.overloadpacket.out)

@@ -51,6 +51,7 @@ def test_every_stage_is_written(tmp_path: Path) -> None:
         "forward.ll",
         "forward.s",
         "forward_plan.txt",
+        "forward_host.ll",
         "forward_program.py",
     }
 

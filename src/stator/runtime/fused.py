@@ -16,7 +16,9 @@ from stator.loops.ir import Kernel
 from stator.loops.values import Value
 from stator.lower.items import Check, Compute, Extern, Item, Scatter, Size
 from stator.lower.lower import Lowering
+from stator.lower.sizes import Sizes
 from stator.lower.tensors import layout_of
+from stator.runtime.calls import call_of, on_the_cpu, view_of
 from stator.runtime.dump import (
     assembly_text,
     kernels_text,
@@ -26,7 +28,6 @@ from stator.runtime.dump import (
 )
 from stator.runtime.plan import (
     Allocation,
-    Call,
     Constant,
     Free,
     Launch,
@@ -35,6 +36,7 @@ from stator.runtime.plan import (
     Require,
     Step,
     Together,
+    View,
     attribute,
 )
 from stator.runtime.together import join_launches
@@ -74,7 +76,7 @@ def plan_kernels(module: fx.GraphModule, record: Compilation, name: str, dump: D
     }
     steps = join_launches(
         [
-            launches.get(group) or _alone(module, group)
+            launches.get(group) or _alone(module, group, lowering.sizes)
             for group in fused.groups
             if group not in updates.copies
         ],
@@ -149,10 +151,10 @@ def _launch(group: Group, kernel: Kernel, found: Canonical, targets: Mapping[str
     return Launch(kernel, found.kernel, names, found.sizes, allocations, work, stored)
 
 
-def _alone(module: fx.GraphModule, group: Group) -> Step:
+def _alone(module: fx.GraphModule, group: Group, sizes: Sizes) -> Step:
     match group.alone:
         case Extern():
-            return _call(module, group.alone.node)
+            return _call(module, group.alone.node, sizes)
         case Check():
             return Require(group.alone.flag, group.alone.error, group.alone.message)
         case Size():
@@ -165,19 +167,24 @@ def _torch_dtype(member: Compute) -> torch.dtype:
     return next(dtype for dtype, ours in TORCH_DTYPES.items() if ours is member.buffer.dtype)
 
 
-def _call(module: fx.GraphModule, node: fx.Node) -> Step:
+def _call(module: fx.GraphModule, node: fx.Node, sizes: Sizes) -> Step:
     if node.op == "get_attr":
         return Constant(node.name, attribute(module, str(node.target)))
-    return Call(node.name, node.target, node.args, dict(node.kwargs))
+    call = call_of(node)
+    return view_of(call, node, sizes) or on_the_cpu(call, node, sizes)
 
 
 def _with_frees(steps: list[Step], inputs: list[str], output: fx.Node) -> list[Step]:
-    """`steps` with every value freed behind its last reader."""
+    """`steps` with every value freed behind its last reader, and behind those of its views."""
     returned = {node.name for node in output.all_input_nodes}
     last: dict[str, int] = dict.fromkeys(inputs, -1)
     for number, step in enumerate(steps):
         for name in (*step.makes, *step.takes):
             last[name] = number
+    for step in reversed(steps):
+        if isinstance(step, View):
+            ends = len(steps) if step.made.name in returned else last[step.made.name]
+            last[step.source] = max(last[step.source], ends)
     dying: dict[int, list[str]] = {}
     for name, number in last.items():
         if name not in returned:
@@ -187,4 +194,6 @@ def _with_frees(steps: list[Step], inputs: list[str], output: fx.Node) -> list[S
         freed.append(step)
         if number in dying:
             freed.append(Free(tuple(dying[number])))
+    if len(steps) in dying:  # what outputs are views of
+        freed.append(Free(tuple(dying[len(steps)])))
     return freed

@@ -12,8 +12,33 @@ from torch import fx
 
 from stator.loops.index import Index
 from stator.loops.ir import Kernel
+from stator.loops.values import product
 from stator.lower.sizes import Shown
+from stator.lower.tensors import extent
 from stator.torch_api import is_mutable_op
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """A tensor that is made before a step runs, and filled by it."""
+
+    name: str
+    size: tuple[Index, ...]
+    stride: tuple[Index, ...]
+    dtype: torch.dtype
+
+    @property
+    def elements(self) -> Index:
+        """How many elements it has room for."""
+        total = product(self.size)
+        if self.is_dense or total.constant == 0:
+            return total
+        return extent(self.size, self.stride)
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether it is without gaps, whatever its sizes turn out to be."""
+        return extent(self.size, self.stride) is product(self.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +49,10 @@ class Call:
     target: Any
     args: tuple[Any, ...]  # nodes stand for values
     kwargs: dict[str, Any]
+    symbol: str | None = None  # a C function of torch's that does it
+    out: Allocation | None = None  # memory for the result, where that function takes some
+    bytes: Index | None = None  # of what it makes itself, where they are known
+    line: str | None = None  # of the user's program
 
     @property
     def makes(self) -> tuple[str, ...]:
@@ -46,7 +75,40 @@ class Call:
         given = [str(arg) for arg in self.args] + [f"{k}={v}" for k, v in self.kwargs.items()]
         target = self.target
         called = target.__name__ if isinstance(target, FunctionType) else target  # no addresses
+        given += [f"out={self.name}"] if self.out is not None else []
         return f"{self.name} = {called}({', '.join(given)})"
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Look at a tensor's memory in another way.  Text form: `y = aten.t.default(x)`."""
+
+    call: Call  # the operator that would do it
+    made: Allocation  # whose memory is the source's
+    offset: Index  # from the source's first element, in elements
+
+    @property
+    def source(self) -> str:
+        """The tensor whose memory it is."""
+        return str(self.call.args[0].name)
+
+    @property
+    def makes(self) -> tuple[str, ...]:
+        """Names it gives."""
+        return (self.made.name,)
+
+    @property
+    def takes(self) -> tuple[str, ...]:
+        """Names it reads."""
+        return self.call.takes
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """Inputs that it stores into: none."""
+        return ()
+
+    def __str__(self) -> str:
+        return str(self.call)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +135,6 @@ class Constant:
 
     def __str__(self) -> str:
         return f"{self.name} = constant {type(self.value).__name__}"
-
-
-@dataclass(frozen=True, slots=True)
-class Allocation:
-    """A tensor that a launch makes before it runs."""
-
-    name: str
-    size: tuple[Index, ...]
-    stride: tuple[Index, ...]
-    dtype: torch.dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +278,7 @@ class Free:
         return f"free {', '.join(self.names)}"
 
 
-Step: TypeAlias = Call | Constant | Launch | Together | Require | Number | Free
+Step: TypeAlias = Call | View | Constant | Launch | Together | Require | Number | Free
 
 
 @dataclass(frozen=True, slots=True)

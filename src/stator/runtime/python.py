@@ -12,8 +12,20 @@ from torch import fx
 from stator.core.source import Source
 from stator.core.torch_types import Boxed
 from stator.loops.index import Index
-from stator.runtime.plan import Call, Constant, Free, Launch, Number, Plan, Require, Step, Together
-from stator.torch_api import entry_of
+from stator.runtime.plan import (
+    Allocation,
+    Call,
+    Constant,
+    Free,
+    Launch,
+    Number,
+    Plan,
+    Require,
+    Step,
+    Together,
+    View,
+)
+from stator.torch_api import entry_of, out_entry_of
 
 WORTH_THREADS: Final = 1 << 16  # points times operations; below, forking costs more than it gains
 
@@ -42,13 +54,17 @@ def _step(source: Source, plan: Plan, step: Step, settled: set[str]) -> None:
         case Together():
             _launch_together(source, plan, step, settled)
         case Call():
+            if step.out is not None:
+                _allocate(source, step.out)
             source.add(f"{step.name} = {_call(source, step)}")
+        case View():
+            source.add(f"{step.made.name} = {_call(source, step.call)}")
         case Constant():
             source.add(f"{step.name} = {source.bind(step.value, 'constant')}")
         case Number():
             source.add(f"{step.name} = {step.index}")
         case Require():
-            source.add(f"if {step.flag}.item():")
+            source.add(f"if {source.bind(truth, 'truth')}({step.flag}):")
             error = source.bind(step.error, "error")
             source.add(f"raise {error}({source.literal(step.message)})", 2)
         case Free():
@@ -84,11 +100,15 @@ def _prepare(source: Source, plan: Plan, step: Launch, settled: set[str]) -> Non
             fix = source.bind(refuse if name in step.writes else as_planned, "as_planned")
             source.add(f"if {name}.stride() != {stride} or {name}.dtype is not {dtype}:")
             source.add(f"{name} = {fix}({name}, {stride}, {dtype})", 2)
-    empty = source.bind(torch.empty_strided, "empty")
     for made in step.allocations:
-        shape = f"{_tuple(made.size)}, {_tuple(made.stride)}"
-        source.add(f"{made.name} = {empty}({shape}, dtype={source.bind(made.dtype, 'dtype')})")
+        _allocate(source, made)
     settled.update(step.makes)
+
+
+def _allocate(source: Source, made: Allocation) -> None:
+    empty = source.bind(torch.empty_strided, "empty")
+    shape = f"{_tuple(made.size)}, {_tuple(made.stride)}"
+    source.add(f"{made.name} = {empty}({shape}, dtype={source.bind(made.dtype, 'dtype')})")
 
 
 def _given(step: Launch) -> list[str]:
@@ -101,6 +121,11 @@ def refuse(tensor: torch.Tensor, stride: tuple[int, ...], dtype: torch.dtype) ->
         f"an input of strides {tuple(tensor.stride())} and type {tensor.dtype} came where "
         f"{stride} and {dtype} were compiled for; compile the function again for it"
     )
+
+
+def truth(flag: torch.Tensor) -> bool:
+    """Whether a flag is set."""
+    return bool(flag.item())
 
 
 def _threads(work: Index, all_of_them: str) -> str:
@@ -126,7 +151,11 @@ def _call(source: Source, call: Call) -> str:
     given = [_value(source, arg) for arg in call.args]
     given += [f"{name}={_value(source, value)}" for name, value in call.kwargs.items()]
     hint = str(getattr(call.target, "__name__", "call")).replace(".", "_").replace("<lambda>", "f")
-    return f"{source.bind(entry_of(call.target), hint)}({', '.join(given)})"
+    entry = entry_of(call.target)
+    if call.out is not None:
+        given.append(f"out={call.name}")
+        entry = out_entry_of(call.target)
+    return f"{source.bind(entry, hint)}({', '.join(given)})"
 
 
 def _value(source: Source, value: Any) -> str:

@@ -7,7 +7,7 @@ that torch itself uses, so that kernels and eager operators share one pool.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -96,6 +96,34 @@ def load(kernels: Iterable[Kernel]) -> Module:
     return Module(tuple(kernels), engine, entries)
 
 
+@dataclass(frozen=True, slots=True)
+class Code:
+    """Machine code; lives as long as this object."""
+
+    engine: Any
+
+    def address(self, name: str) -> int:
+        """Where a function begins."""
+        return int(self.engine.get_function_address(name))
+
+
+def load_text(text: str, resolve: Callable[[str], int], known: Mapping[str, int]) -> Code:
+    """Compile LLVM text that is called seldom: quickly, without making it faster.
+
+    Functions that it declares are found in `known`, or else by `resolve`.
+    """
+    llvm = _llvm()
+    parsed = llvm.parse_assembly("\n".join((text, _THROUGH_A_TABLE)), llvm.create_context())
+    parsed.verify()
+    engine = llvm.create_mcjit_compiler(parsed, _new_target_machine(opt=1), use_lmm=True)
+    for function in parsed.functions:
+        name = function.name
+        if function.is_declaration and not name.startswith("llvm."):
+            engine.add_global_mapping(function, known[name] if name in known else resolve(name))
+    _unlocked("LLVMPY_FinalizeObject")(engine)
+    return Code(engine)
+
+
 def _signature(kernel: Kernel) -> Any:
     """What ctypes must know: addresses of buffers, sizes, threads; of a list: where, how long."""
     if kernel.is_list:
@@ -156,13 +184,13 @@ def _openmp() -> Any:
     raise OSError("torch's OpenMP library (libgomp) was not found")
 
 
-def _new_target_machine() -> Any:
+def _new_target_machine(opt: int = 3) -> Any:
     llvm = _llvm()
     target = llvm.Target.from_default_triple()
     features = llvm.get_host_cpu_features().flatten()
     # Small code finds constants relative to itself; large code loads an address for each of them.
     return target.create_target_machine(
-        opt=3,
+        opt=opt,
         cpu=llvm.get_host_cpu_name(),
         features=features,
         jit=True,

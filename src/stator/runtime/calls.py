@@ -1,0 +1,138 @@
+"""Calls of a plan: which C function does one, into which memory, and how much it makes itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import torch
+from torch import fx
+
+from stator.core.dtypes import TORCH_DTYPES
+from stator.graph.verify import user_line
+from stator.loops.index import Index
+from stator.loops.values import product
+from stator.lower.sizes import Sizes
+from stator.runtime.native.shims import FRESH, INTO_MEMORY
+from stator.runtime.plan import Allocation, Call, View
+from stator.torch_api import is_fake, keeps_nothing, torch_symbol
+
+
+def call_of(node: fx.Node) -> Call:
+    """A call of the node's operator."""
+    return Call(node.name, node.target, node.args, dict(node.kwargs), line=user_line(node))
+
+
+def on_the_cpu(call: Call, node: fx.Node, sizes: Sizes) -> Call:
+    """`call` through a C function where there is one, into planned memory where that takes some."""
+    made = node.meta.get("val")
+    if keeps_nothing(call.target):
+        call = replace(call, bytes=_bytes(made, sizes))
+    if not all(_is_plain(source.meta.get("val")) for source in node.all_input_nodes):
+        return call
+    symbol = INTO_MEMORY.get(call.target)
+    if symbol is not None and torch_symbol(symbol) is not None and _is_plain(made):
+        layout = _layout(made, sizes)
+        if layout is not None:
+            return replace(call, symbol=symbol, out=Allocation(call.name, *layout, made.dtype))
+    symbol = FRESH.get(call.target)
+    return call if symbol is None or torch_symbol(symbol) is None else replace(call, symbol=symbol)
+
+
+def view_of(call: Call, node: fx.Node, sizes: Sizes) -> View | None:
+    """`call` as nothing but another look at its first argument's memory; None if it is more."""
+    made = node.meta.get("val")
+    source = node.args[0].meta.get("val") if node.args and isinstance(node.args[0], fx.Node) else 0
+    if call.target not in _VIEWS or not (_is_plain(made) and _is_plain(source)):
+        return None
+    if not isinstance(made, torch.Tensor) or not isinstance(source, torch.Tensor):
+        return None
+    layout, start = _layout(made, sizes), _start(call, source, sizes)
+    before, after = sizes.index(source.storage_offset()), sizes.index(made.storage_offset())
+    if layout is None or start is None or before is None or after is not before + start:
+        return None
+    if made.dtype not in TORCH_DTYPES or _layout(source, sizes) is None:
+        return None
+    return View(call, Allocation(call.name, *layout, made.dtype), start)
+
+
+def _start(call: Call, source: torch.Tensor, sizes: Sizes) -> Index | None:
+    """Where a view begins in its source; None where numbers of the arguments are not known."""
+    if any(isinstance(argument, fx.Node) for argument in call.args[1:]):
+        return None
+    return sizes.index(_VIEWS[call.target](source, *call.args[1:], **call.kwargs))
+
+
+def _at_the_start(source: torch.Tensor, *_: Any, **__: Any) -> Any:
+    return 0
+
+
+def _selected(source: torch.Tensor, dim: int, index: Any) -> Any:
+    return (source.size(dim) + index if index < 0 else index) * source.stride(dim)
+
+
+def _sliced(
+    source: torch.Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+) -> Any:
+    first, length = start or 0, source.size(dim)
+    if first and isinstance(length, torch.SymInt):
+        return None  # whether it is within the bounds shows when it runs
+    first = max(first + length, 0) if first < 0 else min(first, length)
+    return first * source.stride(dim)
+
+
+aten: Final = torch.ops.aten
+# Where a view's first element is, counted from its source's.
+_VIEWS: Final[Mapping[Any, Callable[..., Any]]] = {
+    **dict.fromkeys(
+        (
+            aten._unsafe_view.default,
+            aten.alias.default,
+            aten.detach.default,
+            aten.expand.default,
+            aten.permute.default,
+            aten.squeeze.default,
+            aten.squeeze.dim,
+            aten.squeeze.dims,
+            aten.t.default,
+            aten.transpose.int,
+            aten.unsqueeze.default,
+            aten.view.default,
+        ),
+        _at_the_start,
+    ),
+    aten.select.int: _selected,
+    aten.slice.Tensor: _sliced,
+}
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether it is a number, or a tensor on the CPU as kernels know them."""
+    if not isinstance(value, torch.Tensor):
+        return True
+    return is_fake(value) and value.device.type == "cpu" and value.layout is torch.strided
+
+
+def _layout(
+    value: torch.Tensor, sizes: Sizes
+) -> tuple[tuple[Index, ...], tuple[Index, ...]] | None:
+    known = [sizes.index(number) for number in (*value.size(), *value.stride())]
+    found = tuple(number for number in known if number is not None)
+    return (found[: value.dim()], found[value.dim() :]) if len(found) == len(known) else None
+
+
+def _bytes(made: Any, sizes: Sizes) -> Index | None:
+    """How much a call makes; None where that shows only when it runs."""
+    tensors = [made] if isinstance(made, torch.Tensor) else made
+    if not isinstance(tensors, tuple | list):
+        return None
+    total = Index.of(0)
+    for tensor in tensors:
+        if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided:
+            known = [sizes.index(size) for size in tensor.size()]
+            found = [size for size in known if size is not None]
+            if len(found) < len(known):
+                return None
+            total = total + product(found) * tensor.dtype.itemsize
+    return total

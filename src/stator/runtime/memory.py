@@ -1,0 +1,164 @@
+"""Where buffers live: at offsets of one arena, planned from their lifetimes.
+
+A buffer that nobody outside of the call sees gets a place in the arena.  Buffers whose lifetimes do
+not meet share places.  Known sizes are fitted like an allocator would, ahead of time; a size known
+at run time alone shares a place with equal ones.  What the caller gets, and what a call might keep,
+is a tensor of its own.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from torch import fx
+
+from stator.loops.index import Index
+from stator.runtime.plan import Allocation, Call, Free, Launch, Plan, Step, Together, View
+from stator.torch_api import keeps_nothing
+
+ALIGNMENT: Final = 64  # bytes: a cache line, and the widest vector
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The arena of one plan."""
+
+    offsets: Mapping[str, Index]  # by buffer, in bytes
+    arena: Index  # bytes in all
+
+
+def plan_memory(plan: Plan) -> Memory:
+    """Offsets for all buffers that live inside of a call."""
+    inside = _stays_inside(plan)
+    known, varying = _Fitted(), _Slots()
+    homes: dict[str, tuple[_Fitted | _Slots, Index]] = {}
+    places: dict[str, int] = {}
+    for step in plan.steps:
+        for made in allocations(step):
+            if made.name in inside:
+                size = rounded_bytes(made)
+                home = known if size.constant is not None else varying
+                homes[made.name] = (home, size)
+                places[made.name] = home.take(size)
+        if isinstance(step, Free):
+            for name in step.names:
+                if name in homes:
+                    home, size = homes[name]
+                    home.give(places[name], size)
+    starts = varying.starts(Index.of(known.end))
+    offsets = {
+        name: Index.of(places[name]) if home is known else starts[places[name]]
+        for name, (home, _) in homes.items()
+    }
+    return Memory(offsets, starts[-1])
+
+
+def predicted_peak(plan: Plan, memory: Memory, hint: Callable[[Index], int]) -> int:
+    """Bytes beyond its inputs that a call holds at most, the arena included."""
+    live: dict[str, int] = {}
+    peak = now = hint(memory.arena)
+    for step in plan.steps:
+        for made in allocations(step):
+            if made.name not in memory.offsets:
+                live[made.name] = hint(rounded_bytes(made))
+                now += live[made.name]
+        if isinstance(step, Call) and step.out is None and step.bytes is not None:
+            live[step.name] = hint(step.bytes)
+            now += live[step.name]
+        peak = max(peak, now)
+        if isinstance(step, Free):
+            now -= sum(live.pop(name, 0) for name in step.names)
+    return peak
+
+
+def allocations(step: Step) -> Iterator[Allocation]:
+    """What a step makes room for before it runs."""
+    match step:
+        case Launch():
+            yield from step.allocations
+        case Together():
+            for launch in step.launches:
+                yield from launch.allocations
+        case Call(out=Allocation() as made):
+            yield made
+
+
+def rounded_bytes(made: Allocation) -> Index:
+    """Bytes of a buffer, in whole units of the alignment."""
+    size: Index = made.elements * int(made.dtype.itemsize)
+    if size.constant is not None:
+        size = Index.of(max(size.constant, 0))
+    return (size + (ALIGNMENT - 1)) // ALIGNMENT * ALIGNMENT
+
+
+def _stays_inside(plan: Plan) -> set[str]:
+    """Buffers that no output is or might share memory with."""
+    made = {made.name for step in plan.steps for made in allocations(step) if made.is_dense}
+    seen: set[str] = set()  # outside
+    fx.map_arg(plan.outputs, lambda node: seen.add(node.name))
+    for step in plan.steps:
+        if isinstance(step, Call) and not keeps_nothing(step.target):
+            seen.update(step.takes)
+    for step in reversed(plan.steps):
+        if isinstance(step, View) and step.made.name in seen:
+            seen.add(step.source)
+    return made - seen
+
+
+@dataclass(slots=True)
+class _Fitted:
+    """Places for known sizes: each goes into the smallest hole that holds it."""
+
+    end: int = 0
+    holes: list[tuple[int, int]] = field(default_factory=list)  # start and size, in order
+
+    def take(self, size: Index) -> int:
+        wanted = size.constant or 0
+        fitting = [hole for hole in self.holes if hole[1] >= wanted]
+        if fitting:
+            start, length = min(fitting, key=lambda hole: hole[1])
+            self.holes.remove((start, length))
+            if length > wanted:
+                insort(self.holes, (start + wanted, length - wanted))
+            return start
+        start = self.end
+        if self.holes and sum(self.holes[-1]) == self.end:  # the last hole grows
+            start = self.holes.pop()[0]
+        self.end = start + wanted
+        return start
+
+    def give(self, start: int, size: Index) -> None:
+        length = size.constant or 0
+        if not length:
+            return
+        for hole in [hole for hole in self.holes if start in (sum(hole), hole[0] - length)]:
+            self.holes.remove(hole)
+            start, length = min(start, hole[0]), length + hole[1]
+        insort(self.holes, (start, length))
+
+
+@dataclass(slots=True)
+class _Slots:
+    """Places for sizes known at run time: one is taken again by a buffer of the same size."""
+
+    sizes: list[Index] = field(default_factory=list)
+    idle: dict[Index, list[int]] = field(default_factory=dict)
+
+    def take(self, size: Index) -> int:
+        if self.idle.get(size):
+            return self.idle[size].pop()
+        self.sizes.append(size)
+        return len(self.sizes) - 1
+
+    def give(self, slot: int, size: Index) -> None:
+        self.idle.setdefault(size, []).append(slot)
+
+    def starts(self, first: Index) -> list[Index]:
+        """Where each begins, and where the last ends."""
+        found = [first]
+        for size in self.sizes:
+            found.append(found[-1] + size)
+        return found

@@ -1,0 +1,1 @@
+"""The native executor: a plan as one function of machine code that Python calls."""

@@ -1,0 +1,215 @@
+"""Calls of operators from a host program: torch's C functions, or any function through Python."""
+
+from __future__ import annotations
+
+import operator
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from stator.runtime.native.frame import Frame
+from stator.runtime.native.shims import PASSED_AS
+from stator.runtime.native.values import Handle, Numeric, Object, Parts, Reference, Values
+from stator.runtime.plan import Call
+from stator.torch_api import argument_types, entry_of, given_arguments, out_entry_of, returns_of
+
+
+@dataclass(slots=True)
+class Calls:
+    """Writes calls."""
+
+    frame: Frame
+    values: Values
+
+    def run(self, call: Call) -> None:
+        """The call; its result becomes a value."""
+        places = self.values.places
+        source = places.get(call.args[0].name) if call.target is operator.getitem else None
+        if isinstance(source, Parts):
+            places[call.name] = Handle(self._part(source, call.args[1]))
+        elif isinstance(source, Object):
+            places[call.name] = Object(self.frame.keep_object(self._item(call)))
+        elif call.symbol is not None and self._is_passable(call):
+            self._shim(call, call.symbol)
+        else:
+            result = self._python(call)
+            places[call.name] = Object(self.frame.keep_object(result))
+
+    # --- results with several parts ---
+
+    def _part(self, parts: Parts, index: int) -> int:
+        """A slot with one of the results."""
+        frame = self.frame
+        slot = frame.new_handle()
+        whole, own = frame.load_handle(parts.slots[index]), frame.handle_at(slot)
+        frame.call("i32", "aoti_torch_new_tensor_handle", f"ptr {whole}", f"ptr {own}")
+        return slot
+
+    def _item(self, call: Call) -> str:
+        frame = self.frame
+        frame.lock()
+        source, index = (self._reference(argument) for argument in call.args)
+        item = frame.call("ptr", "PyObject_GetItem", f"ptr {source.value}", f"ptr {index.value}")
+        self.values.release(index)
+        frame.require(frame.is_set(item))
+        return item
+
+    # --- through Python ---
+
+    def _python(self, call: Call) -> str:
+        """Call the operator's Python object."""
+        if call.out is None:
+            return self._call_entry(entry_of(call.target), call, {})
+        return self._call_entry(
+            out_entry_of(call.target), call, {"out": self.values.object(call.name)}
+        )
+
+    def _call_entry(self, entry: Any, call: Call, named: dict[str, Reference]) -> str:
+        self.frame.lock()
+        given = [self._reference(argument) for argument in call.args]
+        named = {**{k: self._reference(value) for k, value in call.kwargs.items()}, **named}
+        function = self.values.fixed(entry)
+        return self.values.call_object(function, [*given, *named.values()], tuple(named))
+
+    def _reference(self, value: Any) -> Reference:
+        """An argument as a Python object."""
+        if isinstance(value, fx.Node):
+            return self.values.object(value.name)
+        if not _has_nodes(value):
+            return self.values.fixed(value)
+        if isinstance(value, dict):
+            return self._built(dict_of, [tuple(value), *value.values()])
+        if isinstance(value, slice):
+            return self._built(slice, [value.start, value.stop, value.step])
+        items = [self._reference(item) for item in value]
+        return self.values.row_of(items, "Tuple" if isinstance(value, tuple) else "List")
+
+    def _built(self, maker: Any, parts: Sequence[Any]) -> Reference:
+        given = [self._reference(part) for part in parts]
+        return Reference(self.values.call_object(self.values.fixed(maker), given), True)
+
+    # --- torch's C functions ---
+
+    def _is_passable(self, call: Call) -> bool:
+        given = given_arguments(call.target, call.args, call.kwargs)
+        return all(map(self._fits, argument_types(call.target), given))
+
+    def _fits(self, kind: str, value: Any) -> bool:
+        """Whether the C function can be given this value."""
+        places = self.values.places
+        match kind:
+            case "Tensor":
+                return isinstance(value, fx.Node)
+            case "Optional[Tensor]":
+                return value is None or isinstance(value, fx.Node)
+            case "int" | "Optional[int]":
+                is_number = isinstance(value, fx.Node) and isinstance(places[value.name], Numeric)
+                return is_number or isinstance(value, int | None)
+            case "List[int]" | "Optional[List[int]]":
+                return value is None or all(self._fits("int", item) for item in value)
+            case "List[Optional[number]]":
+                return not value
+            case _:
+                return kind in PASSED_AS and not _has_nodes(value) and not _is_complex(value)
+
+    def _shim(self, call: Call, symbol: str) -> None:
+        frame, values = self.frame, self.values
+        passed: list[str] = []
+        if call.out is not None:
+            passed.append(f"ptr {values.handle(call.name)}")
+        arguments = given_arguments(call.target, call.args, call.kwargs)
+        for kind, value in zip(argument_types(call.target), arguments, strict=True):
+            passed += self._passed(kind, value)
+        slots: list[int] = []
+        if call.out is None:
+            slots = [frame.new_handle() for _ in range(returns_of(call.target))]
+            passed += [f"ptr {frame.handle_at(slot)}" for slot in slots]
+        frame.unlock()  # they take their time
+        code = frame.call("i32", symbol, *passed)
+        # What fails is done again by Python, which raises what eager raises, or does it.
+        with frame.unless(frame.is_zero(code)):
+            self._again(self._python(call), slots)
+        if slots:
+            values.places[call.name] = Handle(slots[0]) if len(slots) == 1 else Parts(tuple(slots))
+
+    def _again(self, result: str, slots: list[int]) -> None:
+        """Put what Python returned where the C function would have put it."""
+        frame, values = self.frame, self.values
+        if len(slots) == 1:
+            values.to_handle(result, slots[0])
+            return
+        for number, slot in enumerate(slots):
+            item = frame.call("ptr", "PySequence_GetItem", f"ptr {result}", f"i64 {number}")
+            values.to_handle(item, slot)
+        values.release(Reference(result, True))
+
+    def _passed(self, kind: str, value: Any) -> list[str]:
+        """An argument as C has it."""
+        types = PASSED_AS[kind]
+        if kind.startswith("Optional["):
+            if value is None:
+                return [f"{types[0]} null", *(f"{other} 0" for other in types[1:])]
+            inside = self._passed(kind.removeprefix("Optional[").removesuffix("]"), value)
+            room = self.frame.room(1)
+            inner, held = inside[0].split(" ", 1)
+            self.frame.put(inner, held, room, 0)
+            return [f"ptr {room}", *inside[1:]]
+        match kind:
+            case "Tensor":
+                return [f"ptr {self.values.handle(value.name)}"]
+            case "int":
+                return [f"i64 {self._integer(value)}"]
+            case "float" | "number":
+                return [f"double {_double(value)}"]
+            case "bool":
+                return [f"i32 {int(value)}"]
+            case "str":
+                return [f"ptr {self.frame.text(value)}"]
+            case "List[int]":
+                return [f"ptr {self._integers(value)}", f"i64 {len(value)}"]
+            case "List[bool]":
+                flags = ", ".join(f"i32 {int(flag)}" for flag in value)
+                row = self.frame.constant(f"[{len(value)} x i32] [{flags}]")
+                return [f"ptr {row}", f"i64 {len(value)}"]
+            case _:
+                return ["ptr null", "i64 0"]  # an empty list
+
+    def _integer(self, value: Any) -> str:
+        if not isinstance(value, fx.Node):
+            return str(int(value))
+        place = self.values.places[value.name]
+        assert isinstance(place, Numeric), "arguments were looked at before"
+        return place.value
+
+    def _integers(self, values: Sequence[Any]) -> str:
+        if not any(isinstance(value, fx.Node) for value in values):
+            row = ", ".join(f"i64 {int(value)}" for value in values)
+            return self.frame.constant(f"[{len(values)} x i64] [{row}]") if values else "null"
+        room = self.frame.room(len(values))
+        for number, value in enumerate(values):
+            self.frame.put("i64", self._integer(value), room, number)
+        return room
+
+
+def dict_of(keys: tuple[Any, ...], *values: Any) -> dict[Any, Any]:
+    """A dict of keys and values."""
+    return dict(zip(keys, values, strict=True))
+
+
+def _has_nodes(value: Any) -> bool:
+    found: list[fx.Node] = []
+    fx.map_arg(value, found.append)
+    return bool(found)
+
+
+def _is_complex(value: Any) -> bool:
+    return isinstance(value, complex)
+
+
+def _double(value: float) -> str:
+    """A number as LLVM writes it exactly."""
+    (bits,) = struct.unpack("<Q", struct.pack("<d", float(value)))
+    return f"0x{bits:016X}"

@@ -1,0 +1,306 @@
+"""A plan as one function in LLVM: kernels and C functions are called directly, the rest through
+Python.
+
+run(self, arguments)   self holds the table of Python objects; arguments is a list, emptied at once
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch import fx
+
+from stator.loops.index import Index
+from stator.loops.ir import Kernel
+from stator.lower.sizes import Shown
+from stator.runtime.memory import Memory, allocations
+from stator.runtime.native.calls import Calls
+from stator.runtime.native.frame import Frame
+from stator.runtime.native.values import Numeric, Object, Planned, Reference, Values
+from stator.runtime.plan import (
+    Allocation,
+    Call,
+    Constant,
+    Free,
+    Launch,
+    Number,
+    Plan,
+    Require,
+    Step,
+    Together,
+    View,
+)
+from stator.runtime.python import WORTH_THREADS, truth
+
+# Where CPython has things: checked before the first program is made.
+LIST_LENGTH: Final = object.__basicsize__
+LIST_ITEMS: Final = LIST_LENGTH + 8
+TABLE_IN_SELF: Final = bytes.__basicsize__ - 1  # `self` is bytes; a zero behind them is counted
+
+LONG: Final = 1 << 20  # points times operations, during which other threads should run
+
+
+@dataclass(frozen=True, slots=True)
+class HostProgram:
+    """LLVM text, and the Python objects that it refers to by their place in a table."""
+
+    text: str
+    table: tuple[Any, ...]
+
+
+def write_host(
+    plan: Plan, memory: Memory, kernels: Mapping[Kernel, str], annotate: Any
+) -> HostProgram:
+    """The host program of a plan.
+
+    `kernels` are the symbols of its kernels; `annotate(error, step)` is called when one fails.
+    """
+    return _Host(plan, memory, kernels, annotate).write()
+
+
+@dataclass(slots=True)
+class _Host:
+    plan: Plan
+    memory: Memory
+    kernels: Mapping[Kernel, str]
+    annotate: Any
+    frame: Frame = field(default_factory=Frame)
+    values: Values = field(init=False)
+    calls: Calls = field(init=False)
+
+    def __post_init__(self) -> None:
+        written = frozenset(name for step in self.plan.steps for name in step.writes)
+        self.values = Values(self.frame, self.plan.layouts, written)
+        self.calls = Calls(self.frame, self.values)
+
+    def write(self) -> HostProgram:
+        frame = self.frame
+        for name in self.plan.inputs:
+            self.values.places[name] = Object(frame.new_object())
+        for symbol, shown in self.plan.sizes.items():
+            self._size(symbol, shown)
+        if self.memory.arena.constant != 0:
+            self._open_arena()
+        if any(isinstance(step, Launch | Together) for step in self.plan.steps):
+            self._count_threads()
+        for number, step in enumerate(self.plan.steps):
+            frame.step = number
+            self._step(step)
+        result = self._outputs()
+        if self.memory.arena.constant != 0:
+            frame.call("void", "stator_arena_give", "ptr %arena")
+        frame.w.line(f"ret ptr {result.value}")
+        self._way_out()
+        return HostProgram(self._assembled(), tuple(frame.table))
+
+    # --- entry ---
+
+    def _size(self, symbol: str, shown: Shown) -> None:
+        """Read a size from an input, under the symbol's name."""
+        frame = self.frame
+        if shown.source is None:
+            frame.w.line(f"%{symbol} = add i64 0, {shown.start}")
+            return
+        if shown.dim is None:
+            number = self.values.object(shown.source).value
+            value = frame.call("i64", "PyLong_AsLongLong", f"ptr {number}")
+        else:
+            room = frame.room(1)
+            tensor = self.values.handle(shown.source)
+            frame.call(
+                "i32", "aoti_torch_get_size", f"ptr {tensor}", f"i64 {shown.dim}", f"ptr {room}"
+            )
+            value = frame.w.let(f"load i64, ptr {room}")
+        above = frame.w.let(f"sub i64 {value}, {shown.start}")
+        frame.w.line(f"%{symbol} = sdiv i64 {above}, {shown.step}")
+
+    def _open_arena(self) -> None:
+        frame = self.frame
+        size = frame.index(self.memory.arena)
+        frame.w.line(f"%arena = call ptr @stator_arena_take(i64 {size})")
+        frame.declared["stator_arena_take"] = "declare ptr @stator_arena_take(i64) nonlazybind"
+        with frame.unless(frame.is_set("%arena")):
+            frame.call("ptr", "PyErr_NoMemory")
+            frame.require("false")
+        frame.w.line("store ptr %arena, ptr %taken")
+
+    def _count_threads(self) -> None:
+        frame = self.frame
+        room = frame.room(1)
+        frame.call("i32", "torch_get_num_threads", f"ptr {room}")
+        frame.w.line(f"%threads = load i32, ptr {room}")
+
+    # --- steps ---
+
+    def _step(self, step: Step) -> None:
+        for made in allocations(step):
+            self._make(made)
+        match step:
+            case Launch():
+                self._launch(step)
+            case Together():
+                self._launch_together(step)
+            case Call():
+                self.calls.run(step)
+            case View():
+                self.values.look(step)
+            case Constant():
+                self.values.take(step.name, step.value)
+            case Number():
+                self.values.places[step.name] = Numeric(self.frame.index(step.index))
+            case Require():
+                self._require(step)
+            case Free():
+                self._free(step.names)
+
+    def _make(self, made: Allocation) -> None:
+        offset = self.memory.offsets.get(made.name)
+        if offset is not None:
+            self.values.plan(made, offset)
+        else:
+            self.values.make(made)
+
+    def _free(self, names: tuple[str, ...]) -> None:
+        for name in names:
+            self.values.free(name)
+
+    def _launch(self, step: Launch) -> None:
+        given = [
+            *(f"ptr {self.values.address(name)}" for name in step.arguments),
+            *(f"i64 {self.frame.index(size)}" for size in step.sizes),
+            f"i32 {self._threads(step.work)}",
+        ]
+        self._unlock_for(step.work)
+        self.frame.call("void", self.kernels[step.nameless], *given)
+
+    def _launch_together(self, step: Together) -> None:
+        """A table of addresses and sizes, one line for each launch."""
+        frame = self.frame
+        cells = []
+        for launch in step.launches:
+            cells += [("ptr", self.values.address(name)) for name in launch.arguments]
+            cells += [("i64", frame.index(size)) for size in launch.sizes]
+        room = frame.room(len(cells))
+        for number, (kind, value) in enumerate(cells):
+            frame.put(kind, value, room, number)
+        threads = self._threads(step.work)
+        self._unlock_for(step.work)
+        count = len(step.launches)
+        symbol = self.kernels[step.nameless]
+        frame.call("void", symbol, f"ptr {room}", f"i64 {count}", f"i32 {threads}")
+
+    def _threads(self, work: Index) -> str:
+        """How many threads a kernel runs on: below the break-even one."""
+        if work.constant is not None:
+            return "%threads" if work.constant >= WORTH_THREADS else "1"
+        w = self.frame.w
+        worth = w.let(f"icmp sge i64 {self.frame.index(work)}, {WORTH_THREADS}")
+        return w.let(f"select i1 {worth}, i32 %threads, i32 1")
+
+    def _unlock_for(self, work: Index) -> None:
+        if work.constant is None or work.constant >= LONG:
+            self.frame.unlock()
+
+    def _require(self, step: Require) -> None:
+        frame = self.frame
+        place = self.values.places[step.flag]
+        if isinstance(place, Planned) and place.made.dtype is torch.int32:
+            broken = frame.w.let(f"load i32, ptr {self.values.address(step.flag)}")
+        else:
+            broken = self._truth(step.flag)
+        with frame.unless(frame.is_zero(broken)):
+            error, message = frame.python(step.error), frame.python(step.message)
+            frame.call("void", "PyErr_SetObject", f"ptr {error}", f"ptr {message}")
+            frame.require("false")
+
+    def _truth(self, flag: str) -> str:
+        """Whether a tensor is not zero, by Python."""
+        frame = self.frame
+        frame.lock()
+        verdict = self.values.call_object(self.values.fixed(truth), [self.values.object(flag)])
+        broken = frame.call("i32", "PyObject_IsTrue", f"ptr {verdict}")
+        self.values.release(Reference(verdict, True))
+        return broken
+
+    # --- exits ---
+
+    def _outputs(self) -> Reference:
+        """A tuple of what the plan returns; the program holds nothing then."""
+        self.frame.lock()
+        names: dict[str, None] = {}
+        items: list[Reference] = []
+        for value in self.plan.outputs:
+            if isinstance(value, fx.Node):
+                names[value.name] = None
+                items.append(self.values.object(value.name))
+            else:
+                items.append(self.values.fixed(value))
+        result = self.values.row_of(items, "Tuple")
+        for name in names:
+            self.values.free(name)
+        return result
+
+    def _way_out(self) -> None:
+        """Where every failure ends: with an exception, and nothing held."""
+        frame = self.frame
+        w = frame.w
+        w.open_block("fail")
+        frame.call("void", "stator_lock", "ptr %thread")
+        number = w.let("load i64, ptr %failed")
+        note = frame.python(self.annotate)
+        frame.call("void", "stator_note", f"ptr {note}", f"i64 {number}")
+        frame.call(
+            "void",
+            "stator_drop_all",
+            "ptr %objects",
+            f"i64 {frame.objects}",
+            "ptr %handles",
+            f"i64 {frame.handles}",
+        )
+        arena = w.let("load ptr, ptr %taken")
+        taken = frame.is_set(arena)
+        w.line(f"br i1 {taken}, label %give_back, label %gone")
+        w.open_block("give_back")
+        frame.call("void", "stator_arena_give", f"ptr {arena}")
+        w.line("br label %gone")
+        w.open_block("gone")
+        w.line("ret ptr null")
+
+    def _assembled(self) -> str:
+        frame = self.frame
+        count = len(self.plan.inputs)
+        head = [
+            "define ptr @run(ptr %self, ptr %arguments) {",
+            "entry:",
+            f"  %table = getelementptr i8, ptr %self, i64 {TABLE_IN_SELF}",
+            "  %thread = alloca ptr",
+            "  %taken = alloca ptr",
+            "  %failed = alloca i64",
+            f"  %objects = alloca [{max(frame.objects, 1)} x ptr]",
+            f"  %handles = alloca [{max(frame.handles, 1)} x ptr]",
+            *frame.rooms,
+            "  store ptr null, ptr %thread",
+            "  store ptr null, ptr %taken",
+            "  store i64 0, ptr %failed",
+            f"  call void @llvm.memset.p0.i64(ptr %objects, i8 0, i64 {8 * frame.objects}, i1 0)",
+            f"  call void @llvm.memset.p0.i64(ptr %handles, i8 0, i64 {8 * frame.handles}, i1 0)",
+            "  ; the list's references become ours: it is left empty",
+            f"  %length_at = getelementptr i8, ptr %arguments, i64 {LIST_LENGTH}",
+            f"  %items_at = getelementptr i8, ptr %arguments, i64 {LIST_ITEMS}",
+            "  %items = load ptr, ptr %items_at",
+            f"  call void @llvm.memcpy.p0.p0.i64(ptr %objects, ptr %items, i64 {8 * count}, i1 0)",
+            "  store i64 0, ptr %length_at",
+        ]
+        constants = [
+            f"{name} = private unnamed_addr constant {text}"
+            for text, name in frame.constants.items()
+        ]
+        intrinsics = [
+            "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)",
+            "declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)",
+        ]
+        declared = [frame.declared[name] for name in sorted(frame.declared)]
+        return "\n".join([*constants, *intrinsics, *declared, *head, *frame.w.lines, "}", ""])

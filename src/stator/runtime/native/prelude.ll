@@ -1,0 +1,505 @@
+; What every host program calls: memory that is kept between calls, tensors on it, and the way out
+; of an error.  Compiled once in a process.
+;
+; A block is a mapping of pages of its own.  Its first 64 bytes are a header; what is handed out
+; begins behind it.  Blocks that nobody uses wait in lists: those of the pool by size class, those
+; of arenas in one list.  All of it is guarded by one mutex, which a fork takes (see pool.py), so
+; that a child finds it free and the lists whole.
+
+%block = type { ptr, i64, i64 }  ; next in the list, bytes of the mapping, size class
+
+@mutex = internal global [64 x i8] zeroinitializer, align 64
+@idle = internal global [512 x ptr] zeroinitializer
+@arenas = internal global ptr null
+@idle_bytes = internal global i64 0
+@used_bytes = internal global i64 0
+
+declare i32 @pthread_mutex_lock(ptr) nonlazybind
+declare i32 @pthread_mutex_unlock(ptr) nonlazybind
+declare ptr @mmap(ptr, i64, i32, i32, i32, i64) nonlazybind
+declare i32 @munmap(ptr, i64) nonlazybind
+declare i32 @madvise(ptr, i64, i32) nonlazybind
+declare i64 @llvm.ctlz.i64(i64, i1)
+declare i32 @torch_from_blob(ptr, i64, ptr, ptr, i64, i32, i32, i32, ptr, i32, ptr, i64, ptr, ptr) nonlazybind
+declare i32 @aoti_torch_empty_strided(i64, ptr, ptr, i32, i32, i32, ptr) nonlazybind
+declare i32 @aoti_torch_delete_tensor_object(ptr) nonlazybind
+declare i32 @aoti_torch_get_strides(ptr, ptr) nonlazybind
+declare i32 @aoti_torch_get_dim(ptr, ptr) nonlazybind
+declare i32 @aoti_torch_get_dtype(ptr, ptr) nonlazybind
+declare i32 @torch_get_const_data_ptr(ptr, ptr) nonlazybind
+declare i32 @torch_get_mutable_data_ptr(ptr, ptr) nonlazybind
+declare i32 @aoti_torch_new_tensor_handle(ptr, ptr) nonlazybind
+declare i32 @aoti_torch_new_uninitialized_tensor(ptr) nonlazybind
+declare void @Py_DecRef(ptr) nonlazybind
+declare ptr @PyLong_FromLongLong(i64) nonlazybind
+declare ptr @PyObject_CallFunctionObjArgs(ptr, ...) nonlazybind
+declare void @PyErr_Fetch(ptr, ptr, ptr) nonlazybind
+declare void @PyErr_NormalizeException(ptr, ptr, ptr) nonlazybind
+declare void @PyErr_Restore(ptr, ptr, ptr) nonlazybind
+declare void @PyErr_Clear() nonlazybind
+declare ptr @PyErr_NoMemory() nonlazybind
+
+; --- pages ---
+
+; A new block; null if the system has no memory left.  From 2 MiB on it begins and ends on their
+; borders, and asks for pages of that size: one fault instead of 512.
+define internal ptr @map_block(i64 %bytes) {
+  %needed = add i64 %bytes, 64
+  %large = icmp uge i64 %needed, 2097152
+  %align = select i1 %large, i64 2097152, i64 4096
+  %mask = sub i64 %align, 1
+  %raised = add i64 %needed, %mask
+  %off = xor i64 %mask, -1
+  %total = and i64 %raised, %off
+  %more = select i1 %large, i64 %align, i64 0
+  %asked = add i64 %total, %more
+  %got = call ptr @mmap(ptr null, i64 %asked, i32 {PROTECTION}, i32 {FLAGS}, i32 -1, i64 0)
+  %address = ptrtoint ptr %got to i64
+  %failed = icmp eq i64 %address, -1
+  br i1 %failed, label %none, label %some
+none:
+  ret ptr null
+some:
+  %lifted = add i64 %address, %mask
+  %start = and i64 %lifted, %off
+  %block = inttoptr i64 %start to ptr
+  br i1 %large, label %trim, label %done
+trim:
+  %before = sub i64 %start, %address
+  %has_before = icmp ne i64 %before, 0
+  br i1 %has_before, label %drop_before, label %behind
+drop_before:
+  call i32 @munmap(ptr %got, i64 %before)
+  br label %behind
+behind:
+  %end = add i64 %start, %total
+  %got_end = add i64 %address, %asked
+  %after = sub i64 %got_end, %end
+  %has_after = icmp ne i64 %after, 0
+  br i1 %has_after, label %drop_after, label %ask
+drop_after:
+  %tail = inttoptr i64 %end to ptr
+  call i32 @munmap(ptr %tail, i64 %after)
+  br label %ask
+ask:
+  call i32 @madvise(ptr %block, i64 %total, i32 {HUGE})
+  br label %done
+done:
+  %bytes_at = getelementptr %block, ptr %block, i64 0, i32 1
+  store i64 %total, ptr %bytes_at
+  ret ptr %block
+}
+
+; Give a list of blocks back to the system; how many bytes that was.
+define internal i64 @unmap_list(ptr %first) {
+entry:
+  br label %head
+head:
+  %block = phi ptr [ %first, %entry ], [ %next, %body ]
+  %sum = phi i64 [ 0, %entry ], [ %more, %body ]
+  %end = icmp eq ptr %block, null
+  br i1 %end, label %done, label %body
+body:
+  %next_at = getelementptr %block, ptr %block, i64 0, i32 0
+  %next = load ptr, ptr %next_at
+  %bytes_at = getelementptr %block, ptr %block, i64 0, i32 1
+  %bytes = load i64, ptr %bytes_at
+  %more = add i64 %sum, %bytes
+  call i32 @munmap(ptr %block, i64 %bytes)
+  br label %head
+done:
+  ret i64 %sum
+}
+
+; Give the pool's idle blocks back to the system.  The mutex is held.
+define internal i64 @unmap_idle() {
+entry:
+  br label %loop
+loop:
+  %i = phi i64 [ 0, %entry ], [ %j, %loop ]
+  %sum = phi i64 [ 0, %entry ], [ %more, %loop ]
+  %list = getelementptr ptr, ptr @idle, i64 %i
+  %first = load ptr, ptr %list
+  store ptr null, ptr %list
+  %bytes = call i64 @unmap_list(ptr %first)
+  %more = add i64 %sum, %bytes
+  %j = add i64 %i, 1
+  %again = icmp ult i64 %j, 512
+  br i1 %again, label %loop, label %done
+done:
+  store i64 0, ptr @idle_bytes
+  ret i64 %more
+}
+
+; --- the pool: outputs and saved values ---
+
+; Sizes are rounded up to eighths of a power of two, so that at most an eighth is wasted.
+define internal i64 @size_class(i64 %bytes, ptr %rounded) {
+  %less = sub i64 %bytes, 1
+  %zeros = call i64 @llvm.ctlz.i64(i64 %less, i1 false)
+  %power = sub i64 63, %zeros
+  %shift = sub i64 %power, 3
+  %eighth = lshr i64 %less, %shift
+  %count = add i64 %eighth, 1          ; 9 to 16 eighths
+  %size = shl i64 %count, %shift
+  store i64 %size, ptr %rounded
+  %octave = shl i64 %power, 3
+  %step = sub i64 %count, 9
+  %class = add i64 %octave, %step
+  ret i64 %class
+}
+
+; Memory for at least %bytes (more than 16), from a block that waits or a new one; null: none left.
+define ptr @stator_pool_take(i64 %bytes) {
+entry:
+  %rounded_at = alloca i64
+  %class = call i64 @size_class(i64 %bytes, ptr %rounded_at)
+  %rounded = load i64, ptr %rounded_at
+  %list = getelementptr ptr, ptr @idle, i64 %class
+  call i32 @pthread_mutex_lock(ptr @mutex)
+  %waiting = load ptr, ptr %list
+  %none = icmp eq ptr %waiting, null
+  br i1 %none, label %fresh, label %reuse
+reuse:
+  %next_at = getelementptr %block, ptr %waiting, i64 0, i32 0
+  %next = load ptr, ptr %next_at
+  store ptr %next, ptr %list
+  %its_at = getelementptr %block, ptr %waiting, i64 0, i32 1
+  %its = load i64, ptr %its_at
+  %idle = load i64, ptr @idle_bytes
+  %idler = sub i64 %idle, %its
+  store i64 %idler, ptr @idle_bytes
+  br label %done
+fresh:                                 ; what waits never exceeds what is used and asked for
+  %waits = load i64, ptr @idle_bytes
+  %used = load i64, ptr @used_bytes
+  %wanted = add i64 %used, %rounded
+  %too_much = icmp ugt i64 %waits, %wanted
+  br i1 %too_much, label %shrink, label %map
+shrink:
+  call i64 @unmap_idle()
+  br label %map
+map:
+  %mapped = call ptr @map_block(i64 %rounded)
+  %missing = icmp eq ptr %mapped, null
+  br i1 %missing, label %fail, label %note
+note:
+  %class_at = getelementptr %block, ptr %mapped, i64 0, i32 2
+  store i64 %class, ptr %class_at
+  br label %done
+fail:
+  call i32 @pthread_mutex_unlock(ptr @mutex)
+  ret ptr null
+done:
+  %block = phi ptr [ %waiting, %reuse ], [ %mapped, %note ]
+  %bytes_at = getelementptr %block, ptr %block, i64 0, i32 1
+  %total = load i64, ptr %bytes_at
+  %before = load i64, ptr @used_bytes
+  %now = add i64 %before, %total
+  store i64 %now, ptr @used_bytes
+  call i32 @pthread_mutex_unlock(ptr @mutex)
+  %data = getelementptr i8, ptr %block, i64 64
+  ret ptr %data
+}
+
+; What torch calls when the last tensor on a block is gone, from whichever thread that happens on.
+define void @stator_pool_give(ptr %data, ptr %context) {
+  %block = getelementptr i8, ptr %data, i64 -64
+  %bytes_at = getelementptr %block, ptr %block, i64 0, i32 1
+  %bytes = load i64, ptr %bytes_at
+  %class_at = getelementptr %block, ptr %block, i64 0, i32 2
+  %class = load i64, ptr %class_at
+  %list = getelementptr ptr, ptr @idle, i64 %class
+  call i32 @pthread_mutex_lock(ptr @mutex)
+  %first = load ptr, ptr %list
+  store ptr %first, ptr %block
+  store ptr %block, ptr %list
+  %idle = load i64, ptr @idle_bytes
+  %more = add i64 %idle, %bytes
+  store i64 %more, ptr @idle_bytes
+  %used = load i64, ptr @used_bytes
+  %less = sub i64 %used, %bytes
+  store i64 %less, ptr @used_bytes
+  call i32 @pthread_mutex_unlock(ptr @mutex)
+  ret void
+}
+
+; --- arenas: what lives inside of one call ---
+
+; The arena that was given back last; a larger one in its place if it is too small.
+define ptr @stator_arena_take(i64 %bytes) {
+entry:
+  call i32 @pthread_mutex_lock(ptr @mutex)
+  %first = load ptr, ptr @arenas
+  %none = icmp eq ptr %first, null
+  br i1 %none, label %without, label %some
+some:
+  %next = load ptr, ptr %first
+  store ptr %next, ptr @arenas
+  call i32 @pthread_mutex_unlock(ptr @mutex)
+  %bytes_at = getelementptr %block, ptr %first, i64 0, i32 1
+  %total = load i64, ptr %bytes_at
+  %needed = add i64 %bytes, 64
+  %enough = icmp uge i64 %total, %needed
+  br i1 %enough, label %done, label %small
+small:
+  call i32 @munmap(ptr %first, i64 %total)
+  br label %map
+without:
+  call i32 @pthread_mutex_unlock(ptr @mutex)
+  br label %map
+map:
+  %mapped = call ptr @map_block(i64 %bytes)
+  %missing = icmp eq ptr %mapped, null
+  br i1 %missing, label %fail, label %done
+fail:
+  ret ptr null
+done:
+  %block = phi ptr [ %first, %some ], [ %mapped, %map ]
+  %data = getelementptr i8, ptr %block, i64 64
+  ret ptr %data
+}
+
+define void @stator_arena_give(ptr %data) {
+  %block = getelementptr i8, ptr %data, i64 -64
+  call i32 @pthread_mutex_lock(ptr @mutex)
+  %first = load ptr, ptr @arenas
+  store ptr %first, ptr %block
+  store ptr %block, ptr @arenas
+  call i32 @pthread_mutex_unlock(ptr @mutex)
+  ret void
+}
+
+; --- for Python ---
+
+; Give everything that waits back to the system; how many bytes that was.
+define i64 @stator_trim() {
+  call i32 @pthread_mutex_lock(ptr @mutex)
+  %pool = call i64 @unmap_idle()
+  %first = load ptr, ptr @arenas
+  store ptr null, ptr @arenas
+  %arena = call i64 @unmap_list(ptr %first)
+  call i32 @pthread_mutex_unlock(ptr @mutex)
+  %sum = add i64 %pool, %arena
+  ret i64 %sum
+}
+
+; Bytes of the pool that are in use, that wait, and bytes of arenas that wait.
+define void @stator_memory(ptr %counts) {
+entry:
+  call i32 @pthread_mutex_lock(ptr @mutex)
+  %used = load i64, ptr @used_bytes
+  %idle = load i64, ptr @idle_bytes
+  %first = load ptr, ptr @arenas
+  br label %head
+head:
+  %block = phi ptr [ %first, %entry ], [ %next, %body ]
+  %sum = phi i64 [ 0, %entry ], [ %more, %body ]
+  %end = icmp eq ptr %block, null
+  br i1 %end, label %done, label %body
+body:
+  %next = load ptr, ptr %block
+  %bytes_at = getelementptr %block, ptr %block, i64 0, i32 1
+  %bytes = load i64, ptr %bytes_at
+  %more = add i64 %sum, %bytes
+  br label %head
+done:
+  call i32 @pthread_mutex_unlock(ptr @mutex)
+  %second = getelementptr i64, ptr %counts, i64 1
+  %third = getelementptr i64, ptr %counts, i64 2
+  store i64 %used, ptr %counts
+  store i64 %idle, ptr %second
+  store i64 %sum, ptr %third
+  ret void
+}
+
+define void @stator_before_fork() {
+  call i32 @pthread_mutex_lock(ptr @mutex)
+  ret void
+}
+
+define void @stator_after_fork() {
+  call i32 @pthread_mutex_unlock(ptr @mutex)
+  ret void
+}
+
+; --- tensors ---
+
+; A tensor that the caller keeps: its handle goes to %slot, the address of its data to %data; the
+; result is 0, or 1 on failure.  Small ones are torch's own: its allocator is as quick, and wastes no
+; page.
+define i32 @stator_new_tensor(i64 %bytes, i64 %dims, ptr %size, ptr %stride, i32 %dtype, ptr %slot, ptr %data) {
+entry:
+  %small = icmp slt i64 %bytes, 65536
+  br i1 %small, label %ordinary, label %pooled
+ordinary:
+  %code = call i32 @aoti_torch_empty_strided(i64 %dims, ptr %size, ptr %stride, i32 %dtype, i32 0, i32 0, ptr %slot)
+  %ok = icmp eq i32 %code, 0
+  br i1 %ok, label %look, label %fail
+look:
+  %own = load ptr, ptr %slot
+  %looked = call i32 @torch_get_mutable_data_ptr(ptr %own, ptr %data)
+  ret i32 %looked
+pooled:
+  %taken = call ptr @stator_pool_take(i64 %bytes)
+  store ptr %taken, ptr %data
+  %none = icmp eq ptr %taken, null
+  br i1 %none, label %fail, label %wrap
+wrap:
+  %second = call i32 @torch_from_blob(ptr %taken, i64 %dims, ptr %size, ptr %stride, i64 0, i32 %dtype, i32 0, i32 -1, ptr %slot, i32 0, ptr null, i64 0, ptr @stator_pool_give, ptr null)
+  %wrapped = icmp eq i32 %second, 0
+  br i1 %wrapped, label %done, label %undo
+done:
+  ret i32 0
+undo:
+  call void @stator_pool_give(ptr %taken, ptr null)
+  br label %fail
+fail:
+  ret i32 1
+}
+
+; The address of a tensor's data, if it lies as a kernel was compiled for: 0, or 1 if it does not.
+define i32 @stator_data(ptr %tensor, i32 %dtype, i64 %dims, ptr %stride, i32 %written, ptr %data) {
+entry:
+  %word = alloca i64
+  %list_at = alloca ptr
+  call i32 @aoti_torch_get_dtype(ptr %tensor, ptr %word)
+  %its_dtype = load i32, ptr %word
+  %same_dtype = icmp eq i32 %its_dtype, %dtype
+  br i1 %same_dtype, label %rank, label %other
+rank:
+  call i32 @aoti_torch_get_dim(ptr %tensor, ptr %word)
+  %its_dims = load i64, ptr %word
+  %same_dims = icmp eq i64 %its_dims, %dims
+  br i1 %same_dims, label %strides, label %other
+strides:
+  call i32 @aoti_torch_get_strides(ptr %tensor, ptr %list_at)
+  %list = load ptr, ptr %list_at
+  br label %head
+head:
+  %i = phi i64 [ 0, %strides ], [ %j, %body ]
+  %more = icmp slt i64 %i, %dims
+  br i1 %more, label %body, label %take
+body:
+  %want_at = getelementptr i64, ptr %stride, i64 %i
+  %have_at = getelementptr i64, ptr %list, i64 %i
+  %want = load i64, ptr %want_at
+  %have = load i64, ptr %have_at
+  %j = add i64 %i, 1
+  %same = icmp eq i64 %want, %have
+  br i1 %same, label %head, label %other
+take:
+  %writes = icmp ne i32 %written, 0
+  br i1 %writes, label %mutable, label %constant
+mutable:
+  %first = call i32 @torch_get_mutable_data_ptr(ptr %tensor, ptr %data)
+  ret i32 %first
+constant:
+  %second = call i32 @torch_get_const_data_ptr(ptr %tensor, ptr %data)
+  ret i32 %second
+other:
+  ret i32 1
+}
+
+; A handle on the tensor inside of a Python object; None stands for a tensor that is undefined.
+define i32 @stator_to_handle(ptr %object, i64 %offset, ptr %none, ptr %slot) {
+  %undefined = icmp eq ptr %object, %none
+  br i1 %undefined, label %without, label %with
+without:
+  %first = call i32 @aoti_torch_new_uninitialized_tensor(ptr %slot)
+  ret i32 %first
+with:
+  %inside = getelementptr i8, ptr %object, i64 %offset
+  %second = call i32 @aoti_torch_new_tensor_handle(ptr %inside, ptr %slot)
+  ret i32 %second
+}
+
+; --- what a program holds ---
+
+define void @stator_drop_object(ptr %slot) {
+  %object = load ptr, ptr %slot
+  store ptr null, ptr %slot
+  call void @Py_DecRef(ptr %object)     ; null is allowed
+  ret void
+}
+
+define void @stator_drop_handle(ptr %slot) {
+  %handle = load ptr, ptr %slot
+  store ptr null, ptr %slot
+  %none = icmp eq ptr %handle, null
+  br i1 %none, label %done, label %drop
+drop:
+  call i32 @aoti_torch_delete_tensor_object(ptr %handle)
+  br label %done
+done:
+  ret void
+}
+
+; Let go of everything that a failed call holds.
+define void @stator_drop_all(ptr %objects, i64 %object_count, ptr %handles, i64 %handle_count) {
+entry:
+  br label %objects_head
+objects_head:
+  %i = phi i64 [ 0, %entry ], [ %next_i, %objects_body ]
+  %more = icmp slt i64 %i, %object_count
+  br i1 %more, label %objects_body, label %handles_head
+objects_body:
+  %object_at = getelementptr ptr, ptr %objects, i64 %i
+  call void @stator_drop_object(ptr %object_at)
+  %next_i = add i64 %i, 1
+  br label %objects_head
+handles_head:
+  %k = phi i64 [ 0, %objects_head ], [ %next_k, %handles_body ]
+  %rest = icmp slt i64 %k, %handle_count
+  br i1 %rest, label %handles_body, label %done
+handles_body:
+  %handle_at = getelementptr ptr, ptr %handles, i64 %k
+  call void @stator_drop_handle(ptr %handle_at)
+  %next_k = add i64 %k, 1
+  br label %handles_head
+done:
+  ret void
+}
+
+; Let Python write on the exception which step raised it.
+define void @stator_note(ptr %helper, i64 %step) {
+  %kind = alloca ptr
+  %value = alloca ptr
+  %trace = alloca ptr
+  call void @PyErr_Fetch(ptr %kind, ptr %value, ptr %trace)
+  call void @PyErr_NormalizeException(ptr %kind, ptr %value, ptr %trace)
+  %error = load ptr, ptr %value
+  %number = call ptr @PyLong_FromLongLong(i64 %step)
+  %none = call ptr (ptr, ...) @PyObject_CallFunctionObjArgs(ptr %helper, ptr %error, ptr %number, ptr null)
+  call void @PyErr_Clear()              ; a note that cannot be written is not worth an error
+  call void @Py_DecRef(ptr %none)
+  call void @Py_DecRef(ptr %number)
+  %its_kind = load ptr, ptr %kind
+  %its_value = load ptr, ptr %value
+  %its_trace = load ptr, ptr %trace
+  call void @PyErr_Restore(ptr %its_kind, ptr %its_value, ptr %its_trace)
+  ret void
+}
+
+; --- Python's lock: held at first, let go while kernels run that take their time ---
+
+declare ptr @PyEval_SaveThread() nonlazybind
+declare void @PyEval_RestoreThread(ptr) nonlazybind
+
+define void @stator_unlock(ptr %thread) {
+  %state = call ptr @PyEval_SaveThread()
+  store ptr %state, ptr %thread
+  ret void
+}
+
+define void @stator_lock(ptr %thread) {
+  %state = load ptr, ptr %thread
+  %held = icmp eq ptr %state, null
+  br i1 %held, label %done, label %wait
+wait:
+  call void @PyEval_RestoreThread(ptr %state)
+  store ptr null, ptr %thread
+  br label %done
+done:
+  ret void
+}

@@ -1,0 +1,335 @@
+"""Where the values of a program are while it runs, and one form of them made from another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+
+from stator.loops.index import Index
+from stator.runtime.native.frame import Frame
+from stator.runtime.plan import Allocation, View
+from stator.runtime.python import as_planned, refuse
+from stator.torch_api import TENSOR_IN_OBJECT, WRAP_TENSOR, scalar_type
+
+
+def empty_strided(
+    size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype
+) -> torch.Tensor:
+    """A tensor by torch's own hands."""
+    return torch.empty_strided(size, stride, dtype=dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Object:
+    """A Python object that the program holds a reference to."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Handle:
+    """A tensor without a Python object."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A buffer in the arena."""
+
+    made: Allocation
+
+
+@dataclass(frozen=True, slots=True)
+class Numeric:
+    """An integer in a register."""
+
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What an operator with several results returned, each in a slot."""
+
+    slots: tuple[int, ...]
+
+
+Place: TypeAlias = Object | Handle | Planned | Numeric | Parts
+Layouts: TypeAlias = Mapping[str, tuple[tuple[Index, ...], torch.dtype]]
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A Python object in a register."""
+
+    value: str
+    owned: bool = False  # whether the code that asked for it must let go of it
+
+
+@dataclass(slots=True)
+class Values:
+    """The values that are alive where code is being written."""
+
+    frame: Frame
+    layouts: Layouts  # of tensors that kernels rely on
+    written: frozenset[str]  # that some kernel stores into
+    places: dict[str, Place] = field(default_factory=dict)
+    addresses: dict[str, str] = field(default_factory=dict)  # of data
+    views: dict[str, int] = field(default_factory=dict)  # handles on buffers of the arena
+
+    # --- making and freeing ---
+
+    def make(self, made: Allocation) -> None:
+        """A tensor that may leave the program."""
+        frame = self.frame
+        slot, data = frame.new_handle(), frame.room(1)
+        size = frame.index(made.elements * made.dtype.itemsize)
+        code = frame.call(
+            "i32",
+            "stator_new_tensor",
+            f"i64 {size}",
+            f"i64 {len(made.size)}",
+            f"ptr {frame.array(made.size)}",
+            f"ptr {frame.array(made.stride)}",
+            f"i32 {scalar_type(made.dtype)}",
+            f"ptr {frame.handle_at(slot)}",
+            f"ptr {data}",
+        )
+        with frame.unless(frame.is_zero(code)):  # torch says why not, or finds memory after all
+            given = [self.sizes(made.size), self.sizes(made.stride), self.fixed(made.dtype)]
+            self.to_handle(self.call_object(self.fixed(empty_strided), given), slot)
+            handle = frame.load_handle(slot)
+            frame.call("i32", "torch_get_mutable_data_ptr", f"ptr {handle}", f"ptr {data}")
+        self.places[made.name] = Handle(slot)
+        self.addresses[made.name] = frame.w.let(f"load ptr, ptr {data}")
+
+    def take(self, name: str, value: Any) -> None:
+        """A Python object of the table, under a name."""
+        self.frame.lock()
+        held = self.frame.python(value)
+        self.frame.call("void", "Py_IncRef", f"ptr {held}")
+        self.places[name] = Object(self.frame.keep_object(held))
+
+    def plan(self, made: Allocation, offset: Index) -> None:
+        """A buffer at its place in the arena."""
+        self.places[made.name] = Planned(made)
+        start = self.frame.index(offset)
+        self.addresses[made.name] = self.frame.w.let(f"getelementptr i8, ptr %arena, i64 {start}")
+
+    def look(self, view: View) -> None:
+        """A tensor on the memory of another."""
+        frame, made, source = self.frame, view.made, view.source
+        start = self.address(source)
+        step = frame.index(view.offset * made.dtype.itemsize)
+        self.addresses[made.name] = frame.w.let(f"getelementptr i8, ptr {start}, i64 {step}")
+        if isinstance(self.places[source], Planned):
+            self.places[made.name] = Planned(made)
+            return
+        slot = frame.new_handle()
+        code = frame.call(
+            "i32",
+            "aoti_torch__reinterpret_tensor",
+            f"ptr {self.handle(source)}",
+            f"i64 {len(made.size)}",
+            f"ptr {frame.array(made.size)}",
+            f"ptr {frame.array(made.stride)}",
+            f"i64 {frame.index(view.offset)}",
+            f"ptr {frame.handle_at(slot)}",
+        )
+        with frame.unless(frame.is_zero(code)):
+            frame.call("ptr", "PyErr_NoMemory")
+            frame.require("false")
+        self.places[made.name] = Handle(slot)
+
+    def free(self, name: str) -> None:
+        """Let go of a value."""
+        frame = self.frame
+        self.addresses.pop(name, None)
+        match self.places.pop(name, None):
+            case Object(slot):
+                frame.drop_object(slot)
+            case Handle(slot):
+                frame.drop_handle(slot)
+            case Planned() if name in self.views:
+                frame.drop_handle(self.views.pop(name))
+            case Parts(slots):
+                for slot in slots:
+                    frame.drop_handle(slot)
+
+    # --- forms ---
+
+    def address(self, name: str) -> str:
+        """Where a tensor's data begin; checked to lie as kernels expect it."""
+        if name not in self.addresses:
+            self.addresses[name] = self._checked_address(name)
+        return self.addresses[name]
+
+    def _checked_address(self, name: str) -> str:
+        frame = self.frame
+        data = frame.room(1)
+        getter = f"torch_get_{'mutable' if name in self.written else 'const'}_data_ptr"
+        if name in self.layouts:
+            stride, dtype = self.layouts[name]
+            code = frame.call(
+                "i32",
+                "stator_data",
+                f"ptr {self.handle(name)}",
+                f"i32 {scalar_type(dtype)}",
+                f"i64 {len(stride)}",
+                f"ptr {frame.array(stride)}",
+                f"i32 {int(name in self.written)}",
+                f"ptr {data}",
+            )
+            with frame.unless(frame.is_zero(code)):
+                self._lay_out(name)
+                frame.call("i32", getter, f"ptr {self.handle(name)}", f"ptr {data}")
+        else:
+            frame.call("i32", getter, f"ptr {self.handle(name)}", f"ptr {data}")
+        return frame.w.let(f"load ptr, ptr {data}")
+
+    def _lay_out(self, name: str) -> None:
+        """Put a copy of a tensor that lies otherwise in its place; what is written to may not."""
+        frame = self.frame
+        stride, dtype = self.layouts[name]
+        fix = refuse if name in self.written else as_planned
+        given = [self.object(name), self.sizes(stride), self.fixed(dtype)]
+        fresh = self.call_object(self.fixed(fix), given)
+        match self.places[name]:
+            case Object(slot):
+                frame.drop_object(slot)
+                frame.w.line(f"store ptr {fresh}, ptr {frame.object_at(slot)}")
+            case Handle(slot):
+                frame.drop_handle(slot)
+                self.to_handle(fresh, slot)
+            case other:
+                raise AssertionError(f"{name}, a {type(other).__name__}, lies as it was planned")
+
+    def to_handle(self, fresh: str, slot: int) -> None:
+        """Move a tensor into a slot, from its Python object, of which we have a reference."""
+        frame = self.frame
+        frame.call(
+            "i32",
+            "stator_to_handle",
+            f"ptr {fresh}",
+            f"i64 {TENSOR_IN_OBJECT}",
+            f"ptr {frame.python(None)}",
+            f"ptr {frame.handle_at(slot)}",
+        )
+        frame.call("void", "Py_DecRef", f"ptr {fresh}")
+
+    def handle(self, name: str) -> str:
+        """A tensor as torch's C functions take it."""
+        frame = self.frame
+        match self.places[name]:
+            case Object(slot):
+                held = frame.load_object(slot)
+                return frame.w.let(f"getelementptr i8, ptr {held}, i64 {TENSOR_IN_OBJECT}")
+            case Handle(slot):
+                return frame.load_handle(slot)
+            case Planned(made):
+                if name not in self.views:
+                    self.views[name] = self._view(made)
+                return frame.load_handle(self.views[name])
+            case other:
+                raise AssertionError(f"{name}, a {type(other).__name__}, is no tensor")
+
+    def _view(self, made: Allocation) -> int:
+        """A handle on a buffer of the arena."""
+        frame = self.frame
+        slot = frame.new_handle()
+        code = frame.call(
+            "i32",
+            "torch_from_blob",
+            f"ptr {self.addresses[made.name]}",
+            f"i64 {len(made.size)}",
+            f"ptr {frame.array(made.size)}",
+            f"ptr {frame.array(made.stride)}",
+            "i64 0",
+            f"i32 {scalar_type(made.dtype)}",
+            "i32 0",  # a CPU
+            "i32 -1",
+            f"ptr {frame.handle_at(slot)}",
+            "i32 0",  # strided
+            "ptr null",
+            "i64 0",
+            "ptr null",  # nobody deletes it
+            "ptr null",
+        )
+        with frame.unless(frame.is_zero(code)):
+            frame.call("ptr", "PyErr_NoMemory")
+            frame.require("false")
+        return slot
+
+    def object(self, name: str) -> Reference:
+        """A value as a Python object."""
+        frame = self.frame
+        match self.places[name]:
+            case Object(slot):
+                return Reference(frame.load_object(slot))
+            case Numeric(value):
+                return self.number(value)
+            case Handle() | Planned():
+                return self.wrapped(self.handle(name))
+            case Parts(slots):
+                parts = [self.wrapped(frame.load_handle(slot)) for slot in slots]
+                return self.row_of(parts, "Tuple")
+
+    # --- Python objects ---
+
+    def fixed(self, value: Any) -> Reference:
+        """An object of the table."""
+        return Reference(self.frame.python(value))
+
+    def number(self, value: str) -> Reference:
+        """An integer."""
+        return Reference(self.frame.call("ptr", "PyLong_FromLongLong", f"i64 {value}"), True)
+
+    def wrapped(self, handle: str) -> Reference:
+        """The Python object of a tensor; None for one that is undefined."""
+        return Reference(self.frame.call("ptr", WRAP_TENSOR, f"ptr {handle}"), True)
+
+    def sizes(self, sizes: Sequence[Index]) -> Reference:
+        """Sizes as a tuple."""
+        if all(size.constant is not None for size in sizes):
+            return self.fixed(tuple(size.constant for size in sizes))
+        return self.row_of([self.number(self.frame.index(size)) for size in sizes], "Tuple")
+
+    def row_of(self, items: Sequence[Reference], kind: str) -> Reference:
+        """A new list or tuple."""
+        frame = self.frame
+        row = frame.call("ptr", f"Py{kind}_New", f"i64 {len(items)}")
+        for number, item in enumerate(items):
+            if not item.owned:
+                frame.call("void", "Py_IncRef", f"ptr {item.value}")
+            at = f"i64 {number}"
+            frame.call("i32", f"Py{kind}_SetItem", f"ptr {row}", at, f"ptr {item.value}")
+        return Reference(row, True)
+
+    def call_object(
+        self, function: Reference, given: Sequence[Reference], names: tuple[str, ...] = ()
+    ) -> str:
+        """Call a Python object, the last arguments by `names`; its result, or the way out."""
+        frame = self.frame
+        arguments = frame.room(len(given))
+        for number, argument in enumerate(given):
+            frame.put("ptr", argument.value, arguments, number)
+        result = frame.call(
+            "ptr",
+            "PyObject_Vectorcall",
+            f"ptr {function.value}",
+            f"ptr {arguments}",
+            f"i64 {len(given) - len(names)}",
+            f"ptr {frame.python(names) if names else 'null'}",
+        )
+        for argument in given:
+            self.release(argument)
+        frame.require(frame.is_set(result))
+        return result
+
+    def release(self, reference: Reference) -> None:
+        """Let go of a reference, if it is one of our own."""
+        if reference.owned:
+            self.frame.call("void", "Py_DecRef", f"ptr {reference.value}")
