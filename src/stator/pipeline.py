@@ -33,8 +33,8 @@ from stator.passes.pre_grad.settle_dropout import settle_dropout
 from stator.runtime.dump import program_text
 from stator.runtime.fused import plan_kernels
 from stator.runtime.memory import plan_memory
-from stator.runtime.native.entry import why_not_native
-from stator.runtime.native.executor import load_native, native_program
+from stator.runtime.native.executor import compile_native, load_native, native_program
+from stator.runtime.native.image import why_not_native
 from stator.runtime.plan import Plan, make_plan
 from stator.runtime.python import load_plan
 
@@ -83,8 +83,8 @@ def _executor(plan: Plan, name: str, label: str, ctx: Ctx) -> Boxed:
     reason = "Options.executor" if ctx.options.executor == "python" else why_not_native()
     if reason is None:
         memory = plan_memory(plan)
-        ctx.dump.write(f"{label}_host.ll", lambda: native_program(plan, memory)[0].text)
-        return load_native(plan, memory, name)
+        ctx.dump.write(f"{label}_host.ll", lambda: native_program(plan, memory).text)
+        return load_native(plan, compile_native(plan, memory), name)
     ctx.record.notes.append(f"{name}: runs from Python: {reason}")
     return load_plan(plan, name)
 

@@ -170,7 +170,7 @@ def program_text(plan: Plan, run: Boxed) -> str:
     """The Python that runs the plan, headed by what its names stand for."""
     names: Mapping[str, object] = getattr(run, "__globals__", {})
     first = _first_names(plan.steps)
-    entries = {id(entry): first[kernel] for kernel, entry in plan.entries.items()}
+    entries = {id(entry.function): first[kernel] for kernel, entry in plan.entries.items()}
     legend = [
         f"# {name}: {entries.get(id(value)) or _object(value)}"
         for name, value in names.items()

@@ -25,6 +25,7 @@ from stator.runtime.plan import (
     Together,
     View,
 )
+from stator.runtime.rare import as_planned, refuse, truth
 from stator.torch_api import entry_of, out_entry_of
 
 WORTH_THREADS: Final = 1 << 16  # points times operations; below, forking costs more than it gains
@@ -76,7 +77,7 @@ def _launch(source: Source, plan: Plan, step: Launch, settled: set[str]) -> None
     _prepare(source, plan, step, settled)
     threads = source.bind(torch.get_num_threads, "threads")
     given = [*_given(step), _threads(step.work, f"{threads}()")]
-    source.add(f"{source.bind(plan.entries[step.nameless], 'kernel')}({', '.join(given)})")
+    source.add(f"{source.bind(plan.entries[step.nameless].function, 'kernel')}({', '.join(given)})")
 
 
 def _launch_together(source: Source, plan: Plan, step: Together, settled: set[str]) -> None:
@@ -86,7 +87,7 @@ def _launch_together(source: Source, plan: Plan, step: Together, settled: set[st
     threads = source.bind(torch.get_num_threads, "threads")
     cells = [cell for launch in step.launches for cell in _given(launch)]
     table = source.bind(ctypes.c_int64 * len(cells), "table")
-    entry = source.bind(plan.entries[step.nameless], "kernel")
+    entry = source.bind(plan.entries[step.nameless].function, "kernel")
     given = f"{len(step.launches)}, {_threads(step.work, f'{threads}()')}"
     source.add(f"{entry}({table}({', '.join(cells)}), {given})")
 
@@ -115,19 +116,6 @@ def _given(step: Launch) -> list[str]:
     return [*(f"{name}.data_ptr()" for name in step.arguments), *(str(n) for n in step.sizes)]
 
 
-def refuse(tensor: torch.Tensor, stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """An input that is stored into cannot be replaced by a copy."""
-    raise RuntimeError(
-        f"an input of strides {tuple(tensor.stride())} and type {tensor.dtype} came where "
-        f"{stride} and {dtype} were compiled for; compile the function again for it"
-    )
-
-
-def truth(flag: torch.Tensor) -> bool:
-    """Whether a flag is set."""
-    return bool(flag.item())
-
-
 def _threads(work: Index, all_of_them: str) -> str:
     """How many threads a kernel runs on: below the break-even one, without asking."""
     if work.constant is not None:
@@ -137,12 +125,6 @@ def _threads(work: Index, all_of_them: str) -> str:
 
 def _tuple(sizes: tuple[Index, ...]) -> str:
     return f"({''.join(f'{size}, ' for size in sizes)})"
-
-
-def as_planned(tensor: torch.Tensor, stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A copy that lies as a kernel expects it."""
-    fresh = torch.empty_strided(tensor.size(), stride, dtype=dtype, device=tensor.device)
-    return fresh.copy_(tensor)
 
 
 def _call(source: Source, call: Call) -> str:

@@ -42,7 +42,7 @@ def computed(words: list[Tensor]) -> list[Tensor]:
     tensors = {f"word{n}": word.to(torch.int32) for n, word in enumerate(words)}
     tensors |= {name: torch.empty(count, dtype=torch.int32) for name in ("first", "second")}
     made = kernel(count)
-    (entry,) = load_kernels([made])
+    (entry,) = (found.function for found in load_kernels([made]))
     entry(*(tensors[buffer.name].data_ptr() for buffer in arguments_of(made)), 1)
     return [tensors[name].to(torch.int64) & 0xFFFFFFFF for name in ("first", "second")]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any, Final
 
@@ -15,31 +15,46 @@ from stator.loops.ir import Kernel
 
 WORTH_A_MODULE: Final = 200  # nodes of expressions: about what takes longer than a thread to start
 
-_compiled: Final[dict[Kernel, Any]] = {}
-_modules: Final[list[jit.Module]] = []  # machine code lives as long as the process
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A kernel's machine code."""
+
+    name: str  # in its module
+    module: jit.Module
+
+    @property
+    def address(self) -> int:
+        """Where it begins."""
+        return int(self.module.code.address(self.name))
+
+    @property
+    def function(self) -> Any:
+        """For Python: addresses of buffers, sizes, threads; of a list: where, how long, threads."""
+        return self.module.entries[self.name]
+
+
+_compiled: Final[dict[Kernel, Entry]] = {}  # machine code lives as long as the process
 _lock: Final = Lock()
 
 
-def load_kernels(kernels: Sequence[Kernel]) -> list[Any]:
-    """A ctypes function for each kernel; those not seen before are compiled, side by side."""
+def load_kernels(kernels: Sequence[Kernel]) -> list[Entry]:
+    """The code of each kernel; those not seen before are compiled, side by side."""
     with _lock:
         fresh = [kernel for kernel in dict.fromkeys(kernels) if kernel not in _compiled]
-        first = len(_compiled)
-        named = {
-            replace(kernel, name=f"kernel_{first + i}"): kernel for i, kernel in enumerate(fresh)
-        }
-        for module in _load_side_by_side(_shares(list(named))):
-            _modules.append(module)
-            for own in module.kernels:
-                _compiled[named[own]] = module.entries[own.name]
+        for share, module in _load_side_by_side(_shares(fresh)):
+            for kernel, own in zip(share, module.kernels, strict=True):
+                _compiled[kernel] = Entry(own.name, module)
         return [_compiled[kernel] for kernel in kernels]
 
 
-def _load_side_by_side(shares: list[list[Kernel]]) -> list[jit.Module]:
-    if len(shares) < 2:
-        return [jit.load(share) for share in shares]
-    with ThreadPoolExecutor(len(shares)) as pool:
-        return list(pool.map(jit.load, shares))
+def _load_side_by_side(shares: list[list[Kernel]]) -> list[tuple[list[Kernel], jit.Module]]:
+    # Named within a module: the same kernels give the same object file.
+    named = [[replace(k, name=f"kernel_{i}") for i, k in enumerate(share)] for share in shares]
+    if len(named) < 2:
+        return list(zip(shares, map(jit.load, named), strict=True))
+    with ThreadPoolExecutor(len(named)) as pool:
+        return list(zip(shares, pool.map(jit.load, named), strict=True))
 
 
 def _shares(kernels: list[Kernel]) -> list[list[Kernel]]:

@@ -7,16 +7,15 @@ that torch itself uses, so that kernels and eager operators share one pool.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any, Final
-
-import torch
 
 from stator.codegen.llvm import math
 from stator.codegen.llvm.entry import emit_kernel
+from stator.codegen.llvm.libraries import OPENMP, library_function
+from stator.codegen.llvm.objects import can_load, load_object
 from stator.codegen.llvm.shape import arguments_of, needed_math, symbols_of
 from stator.codegen.llvm.writer import numbered
 from stator.loops.ir import Kernel
@@ -46,11 +45,12 @@ _INTRINSICS: Final = {  # name: number of arguments
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """Machine code of some kernels; lives as long as its engine."""
+    """Machine code of some kernels; lives as long as this object."""
 
     kernels: tuple[Kernel, ...]
-    engine: Any
+    code: Any
     entries: dict[str, Any]  # kernel's name -> ctypes function
+    data: bytes  # the object file, where it was made
 
 
 def module_text(kernels: Iterable[Kernel]) -> str:
@@ -83,45 +83,57 @@ def module_text(kernels: Iterable[Kernel]) -> str:
 def load(kernels: Iterable[Kernel]) -> Module:
     """Compile `kernels` and make them callable."""
     kernels = list(kernels)
+    parsed = _parsed(module_text(kernels))
+    _optimize(parsed, _new_target_machine())
+    data = _object(parsed, _new_target_machine()) if can_load() else b""
+    code = load_object(data, library_function) if can_load() else _Engine(parsed)
+    entries = {k.name: _signature(k)(code.address(k.name)) for k in kernels}
+    return Module(tuple(kernels), code, entries, data)
+
+
+def compile_text(text: str) -> bytes:
+    """An object file of LLVM text that is called seldom: made quickly, not to be quick."""
+    parsed = _parsed("\n".join((text, _THROUGH_A_TABLE)))
+    return _object(parsed, _new_target_machine(opt=1))
+
+
+def _parsed(text: str) -> Any:
     llvm = _llvm()
     # A context of its own, so that other threads may compile other modules meanwhile.
-    parsed = llvm.parse_assembly(module_text(kernels), llvm.create_context())
+    parsed = llvm.parse_assembly(text, llvm.create_context())
     parsed.verify()
-    _optimize(parsed, _new_target_machine())
-    # The engine owns the machine then.  llvmlite's own memory manager keeps code and constants
-    # together, as small code needs them.
-    engine = llvm.create_mcjit_compiler(parsed, _new_target_machine(), use_lmm=True)
-    _unlocked("LLVMPY_FinalizeObject")(engine)
-    entries = {k.name: _signature(k)(engine.get_function_address(k.name)) for k in kernels}
-    return Module(tuple(kernels), engine, entries)
+    return parsed
 
 
-@dataclass(frozen=True, slots=True)
-class Code:
-    """Machine code; lives as long as this object."""
+def _object(parsed: Any, machine: Any) -> bytes:
+    """The object file of a module."""
+    library = _llvm().ffi.lib
+    with _llvm().ffi.OutputString() as error:
+        buffer = _unlocked("LLVMPY_TargetMachineEmitToMemory")(machine, parsed, 1, error)
+        if not buffer:
+            raise RuntimeError(str(error))
+    try:
+        start, size = library.LLVMPY_GetBufferStart(buffer), library.LLVMPY_GetBufferSize(buffer)
+        return ctypes.string_at(start, size)
+    finally:
+        library.LLVMPY_DisposeMemoryBuffer(buffer)
 
-    engine: Any
+
+class _Engine:
+    """Machine code in memory by LLVM's own loader; lives as long as this object."""
+
+    def __init__(self, parsed: Any) -> None:
+        llvm = _llvm()
+        for name in OPENMP:
+            llvm.add_symbol(name, library_function(name))
+        # The engine owns the machine then.  llvmlite's own memory manager keeps code and constants
+        # together, as small code needs them.
+        self.engine = llvm.create_mcjit_compiler(parsed, _new_target_machine(), use_lmm=True)
+        _unlocked("LLVMPY_FinalizeObject")(self.engine)
 
     def address(self, name: str) -> int:
         """Where a function begins."""
         return int(self.engine.get_function_address(name))
-
-
-def load_text(text: str, resolve: Callable[[str], int], known: Mapping[str, int]) -> Code:
-    """Compile LLVM text that is called seldom: quickly, without making it faster.
-
-    Functions that it declares are found in `known`, or else by `resolve`.
-    """
-    llvm = _llvm()
-    parsed = llvm.parse_assembly("\n".join((text, _THROUGH_A_TABLE)), llvm.create_context())
-    parsed.verify()
-    engine = llvm.create_mcjit_compiler(parsed, _new_target_machine(opt=1), use_lmm=True)
-    for function in parsed.functions:
-        name = function.name
-        if function.is_declaration and not name.startswith("llvm."):
-            engine.add_global_mapping(function, known[name] if name in known else resolve(name))
-    _unlocked("LLVMPY_FinalizeObject")(engine)
-    return Code(engine)
 
 
 def _signature(kernel: Kernel) -> Any:
@@ -167,21 +179,7 @@ def _llvm() -> Any:
 
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    for name in ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads"):
-        llvm.add_symbol(name, ctypes.cast(getattr(_openmp(), name), ctypes.c_void_p).value)
     return llvm
-
-
-@cache
-def _openmp() -> Any:
-    """The OpenMP library that torch has loaded."""
-    folder = Path(torch.__file__).parent / "lib"
-    for path in (*sorted(folder.glob("libgomp*")), "libgomp.so.1"):
-        try:
-            return ctypes.CDLL(str(path))
-        except OSError:
-            continue
-    raise OSError("torch's OpenMP library (libgomp) was not found")
 
 
 def _new_target_machine(opt: int = 3) -> Any:

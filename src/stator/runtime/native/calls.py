@@ -14,6 +14,7 @@ from stator.runtime.native.frame import Frame
 from stator.runtime.native.shims import PASSED_AS
 from stator.runtime.native.values import Handle, Numeric, Object, Parts, Reference, Values
 from stator.runtime.plan import Call
+from stator.runtime.rare import dict_of
 from stator.torch_api import argument_types, entry_of, given_arguments, out_entry_of, returns_of
 
 
@@ -192,11 +193,6 @@ class Calls:
         for number, value in enumerate(values):
             self.frame.put("i64", self._integer(value), room, number)
         return room
-
-
-def dict_of(keys: tuple[Any, ...], *values: Any) -> dict[Any, Any]:
-    """A dict of keys and values."""
-    return dict(zip(keys, values, strict=True))
 
 
 def _has_nodes(value: Any) -> bool:

@@ -1,44 +1,60 @@
-"""The native executor: a plan as one function of machine code."""
+"""From a plan to a host program: written, compiled, loaded."""
 
 from __future__ import annotations
 
-import ctypes
-from dataclasses import dataclass
+from functools import cache
 
+from stator.codegen.llvm.backend import Entry
+from stator.codegen.llvm.jit import compile_text
 from stator.core.torch_types import Boxed
 from stator.loops.ir import Kernel
 from stator.runtime.memory import Memory
-from stator.runtime.native.entry import load_host
 from stator.runtime.native.host import HostProgram, write_host
+from stator.runtime.native.image import Image, bind_host
+from stator.runtime.native.prelude import load_prelude, prelude_text
 from stator.runtime.plan import Call, Plan
+from stator.runtime.rare import Annotate, Note
 
 
-@dataclass(frozen=True, slots=True)
-class Annotate:
-    """Writes on an exception which step of a plan raised it."""
-
-    plan: Plan
-
-    def __call__(self, error: BaseException, number: int) -> None:
-        step = self.plan.steps[number]
-        if isinstance(step, Call):
-            where = f", {step.line}" if step.line else ""
-            error.add_note(f"in {step.target}{where}")
+def native_program(plan: Plan, memory: Memory) -> HostProgram:
+    """The host program of a plan, in LLVM."""
+    notes = tuple(
+        (number, Note(str(step.target), step.line))
+        for number, step in enumerate(plan.steps)
+        if isinstance(step, Call)
+    )
+    return write_host(plan, memory, kernel_symbols(plan), Annotate(notes))
 
 
-def native_program(plan: Plan, memory: Memory) -> tuple[HostProgram, dict[str, int]]:
-    """The host program of a plan, and the addresses of its kernels by their symbols."""
-    symbols: dict[Kernel, str] = {}
-    addresses: dict[str, int] = {}
-    for number, (kernel, entry) in enumerate(plan.entries.items()):
-        address = ctypes.cast(entry, ctypes.c_void_p).value
-        assert address is not None, "a kernel has an address"
-        symbols[kernel] = f"kernel_{number}"
-        addresses[symbols[kernel]] = address
-    return write_host(plan, memory, symbols, Annotate(plan)), addresses
+def kernel_symbols(plan: Plan) -> dict[Kernel, str]:
+    """What a host program calls its kernels."""
+    return {kernel: f"kernel_{number}" for number, kernel in enumerate(plan.entries)}
 
 
-def load_native(plan: Plan, memory: Memory, label: str) -> Boxed:
-    """A function that runs `plan`."""
-    program, kernels = native_program(plan, memory)
-    return load_host(program, kernels, label)
+def compile_native(plan: Plan, memory: Memory) -> Image:
+    """All that runs a plan, as data."""
+    program = native_program(plan, memory)
+    entries: list[Entry] = list(plan.entries.values())
+    modules = {id(entry.module): entry.module for entry in entries}
+    places = {key: number for number, key in enumerate(modules)}
+    return Image(
+        compile_text(program.text),
+        tuple(module.data for module in modules.values()),
+        tuple((places[id(entry.module)], entry.name) for entry in entries),
+        program.table,
+        _prelude_object(),
+    )
+
+
+def load_native(plan: Plan, image: Image, label: str) -> Boxed:
+    """A function that runs `plan`, on the kernels that are in memory already."""
+    known = load_prelude(image.prelude)
+    symbols = kernel_symbols(plan)
+    kernels = {symbols[kernel]: entry.address for kernel, entry in plan.entries.items()}
+    kept = tuple(entry.module for entry in plan.entries.values())
+    return bind_host(image, {**known, **kernels}, label, kept)
+
+
+@cache
+def _prelude_object() -> bytes:
+    return compile_text(prelude_text())

@@ -19,6 +19,7 @@ from stator.lower.sizes import Shown
 from stator.runtime.memory import Memory, allocations
 from stator.runtime.native.calls import Calls
 from stator.runtime.native.frame import Frame
+from stator.runtime.native.image import LIST_ITEMS, LIST_LENGTH, TABLE_IN_SELF
 from stator.runtime.native.values import Numeric, Object, Planned, Reference, Values
 from stator.runtime.plan import (
     Allocation,
@@ -33,12 +34,8 @@ from stator.runtime.plan import (
     Together,
     View,
 )
-from stator.runtime.python import WORTH_THREADS, truth
-
-# Where CPython has things: checked before the first program is made.
-LIST_LENGTH: Final = object.__basicsize__
-LIST_ITEMS: Final = LIST_LENGTH + 8
-TABLE_IN_SELF: Final = bytes.__basicsize__ - 1  # `self` is bytes; a zero behind them is counted
+from stator.runtime.python import WORTH_THREADS
+from stator.runtime.rare import truth
 
 LONG: Final = 1 << 20  # points times operations, during which other threads should run
 

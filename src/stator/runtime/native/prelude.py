@@ -7,31 +7,12 @@ import mmap
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from importlib.resources import files
 from threading import Lock
 from typing import Any, Final
 
-from stator.codegen.llvm import jit
-from stator.torch_api import torch_symbol
-
-_FUNCTIONS: Final = (
-    "stator_after_fork",
-    "stator_arena_give",
-    "stator_arena_take",
-    "stator_before_fork",
-    "stator_data",
-    "stator_drop_all",
-    "stator_drop_handle",
-    "stator_drop_object",
-    "stator_lock",
-    "stator_memory",
-    "stator_new_tensor",
-    "stator_note",
-    "stator_to_handle",
-    "stator_trim",
-    "stator_unlock",
-)
+from stator.codegen.llvm.libraries import library_function
+from stator.codegen.llvm.objects import Code, load_object
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +42,16 @@ def trim() -> int:
     return int(_function("stator_trim", ctypes.c_int64)()) if _loaded else 0
 
 
-def prelude() -> dict[str, int]:
-    """Where each function is; compiled when first asked for."""
+def load_prelude(data: bytes) -> dict[str, int]:
+    """Where each function is; loaded from its object file when first asked for."""
     with _lock:
         if not _loaded:
-            _loaded.append(_load())
-    return _loaded[0][0]
+            _loaded.append(_load(data))
+    return _loaded[0].symbols
 
 
-_loaded: Final[list[tuple[dict[str, int], jit.Code]]] = []  # at most one
-_lock: Final = Lock()
-
-
-def _load() -> tuple[dict[str, int], jit.Code]:
+def prelude_text() -> str:
+    """LLVM text of the prelude for this system."""
     text = files(__package__).joinpath("prelude.ll").read_text()
     numbers = {
         "{PROTECTION}": mmap.PROT_READ | mmap.PROT_WRITE,
@@ -82,37 +60,24 @@ def _load() -> tuple[dict[str, int], jit.Code]:
     }
     for mark, number in numbers.items():
         text = text.replace(mark, str(number))
-    code = jit.load_text(text, address_of, {})
-    addresses = {name: code.address(name) for name in _FUNCTIONS}
+    return text
+
+
+_loaded: Final[list[Code]] = []  # at most one
+_lock: Final = Lock()
+
+
+def _load(data: bytes) -> Code:
+    code = load_object(data, library_function)
     # A child must find the mutex free, whatever other threads were doing.
     os.register_at_fork(
-        before=ctypes.CFUNCTYPE(None)(addresses["stator_before_fork"]),
-        after_in_parent=ctypes.CFUNCTYPE(None)(addresses["stator_after_fork"]),
-        after_in_child=ctypes.CFUNCTYPE(None)(addresses["stator_after_fork"]),
+        before=ctypes.CFUNCTYPE(None)(code.address("stator_before_fork")),
+        after_in_parent=ctypes.CFUNCTYPE(None)(code.address("stator_after_fork")),
+        after_in_child=ctypes.CFUNCTYPE(None)(code.address("stator_after_fork")),
     )
-    return addresses, code
+    return code
 
 
 def _function(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
-    called: Callable[..., Any] = ctypes.CFUNCTYPE(result, *arguments)(prelude()[name])
+    called: Callable[..., Any] = ctypes.CFUNCTYPE(result, *arguments)(_loaded[0].address(name))
     return called
-
-
-def address_of(name: str) -> int:
-    """Where a function of torch's, Python's or C's library is."""
-    found = torch_symbol(name)
-    if found is not None:
-        return found
-    for library in (ctypes.pythonapi, _process()):
-        try:
-            address = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
-        except AttributeError:
-            continue
-        assert address is not None, f"{name} has an address"
-        return address
-    raise LookupError(f"a host program needs {name}, which no library here has")
-
-
-@cache
-def _process() -> Any:
-    return ctypes.CDLL(None)

@@ -11,15 +11,8 @@ import torch
 from stator.loops.index import Index
 from stator.runtime.native.frame import Frame
 from stator.runtime.plan import Allocation, View
-from stator.runtime.python import as_planned, refuse
+from stator.runtime.rare import as_planned, empty_strided, refuse
 from stator.torch_api import TENSOR_IN_OBJECT, WRAP_TENSOR, scalar_type
-
-
-def empty_strided(
-    size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype
-) -> torch.Tensor:
-    """A tensor by torch's own hands."""
-    return torch.empty_strided(size, stride, dtype=dtype)
 
 
 @dataclass(frozen=True, slots=True)

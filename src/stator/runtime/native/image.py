@@ -1,4 +1,4 @@
-"""A host program in this process: compiled, bound to its objects, callable from Python.
+"""A compiled host program: as data, and in this process, callable from Python.
 
 The function that Python calls is a builtin like `len`, made by the C API: no wrapper and no
 conversion of arguments stands between the caller and the machine code.
@@ -7,20 +7,37 @@ conversion of arguments stands between the caller and the machine code.
 from __future__ import annotations
 
 import ctypes
+import platform
 import sys
 import sysconfig
 import weakref
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
-from stator.codegen.llvm import jit
+from stator.codegen.llvm.libraries import library_function
+from stator.codegen.llvm.objects import can_load, load_object
 from stator.core.torch_types import Boxed
-from stator.runtime.native.host import LIST_ITEMS, LIST_LENGTH, TABLE_IN_SELF, HostProgram
-from stator.runtime.native.prelude import address_of, prelude
+from stator.runtime.native.prelude import load_prelude
 from stator.torch_api import WRAP_TENSOR, tensor_is_in_object, torch_symbol
 
 ONE_ARGUMENT: Final = 0x0008  # METH_O
+# Where CPython has things: checked before the first program runs.
+LIST_LENGTH: Final = object.__basicsize__
+LIST_ITEMS: Final = LIST_LENGTH + 8
+TABLE_IN_SELF: Final = bytes.__basicsize__ - 1  # `self` is bytes; a zero behind them is counted
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A host program and its kernels: object files, and a table of Python objects."""
+
+    host: bytes
+    modules: tuple[bytes, ...]  # of kernels
+    kernels: tuple[tuple[int, str], ...]  # kernel_0, kernel_1, … of the host: module, name there
+    table: tuple[Any, ...]
+    prelude: bytes
 
 
 class _Method(ctypes.Structure):
@@ -37,8 +54,8 @@ class _Method(ctypes.Structure):
 @cache
 def why_not_native() -> str | None:
     """None if host programs can run here; otherwise the reason, for the log."""
-    if not sys.platform.startswith("linux"):
-        return f"host programs are written for Linux, not for {sys.platform}"
+    if not can_load():
+        return f"host programs are for Linux on x86-64, not {sys.platform} on {platform.machine()}"
     if sys.implementation.name != "cpython" or sysconfig.get_config_var("Py_GIL_DISABLED"):
         return "host programs rely on CPython and its lock"
     words = ctypes.c_uint64 * 8
@@ -57,19 +74,31 @@ def why_not_native() -> str | None:
     return f"torch does not export {', '.join(missing)}" if missing else None
 
 
-def load_host(program: HostProgram, kernels: Mapping[str, int], name: str) -> Boxed:
-    """Compile a host program and make it a Python function."""
-    code = jit.load_text(program.text, address_of, {**prelude(), **kernels})
-    method = _Method(name.encode(), code.address("run"), ONE_ARGUMENT, None)
-    table = b"".join(id(value).to_bytes(8, sys.byteorder) for value in program.table)
+def load_image(image: Image, label: str) -> Boxed:
+    """The program as a Python function."""
+    modules = [load_object(data, library_function) for data in image.modules]
+    known = {
+        **load_prelude(image.prelude),
+        **{f"kernel_{i}": modules[m].address(name) for i, (m, name) in enumerate(image.kernels)},
+    }
+    return bind_host(image, known, label, modules)
+
+
+def bind_host(image: Image, known: Mapping[str, int], label: str, kept: Any = ()) -> Boxed:
+    """The host program as a Python function, its kernels and the prelude being at `known`."""
+
+    def resolve(name: str) -> int:
+        return known[name] if name in known else library_function(name)
+
+    code = load_object(image.host, resolve)
+    method = _Method(label.encode(), code.address("run"), ONE_ARGUMENT, None)
+    table = b"".join(id(value).to_bytes(8, sys.byteorder) for value in image.table)
     make = ctypes.pythonapi.PyCFunction_NewEx
-    make.restype, make.argtypes = (
-        ctypes.py_object,
-        (ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p),
-    )
+    make.restype = ctypes.py_object
+    make.argtypes = (ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
     function: Boxed = make(ctypes.addressof(method), table, None)
     # Code and objects live as long as the function does.
-    weakref.finalize(function, _forget, code, method, program.table).atexit = False
+    weakref.finalize(function, _forget, code, method, image.table, kept).atexit = False
     return function
 
 
