@@ -54,7 +54,7 @@ def compiled_with(backend: str) -> Callable[[Tensor], Tensor]:
     if backend == NOT_COMPILED:
         return function
     # Strict: a fallback to eager would look fast.
-    options = {"strict": True} if backend == "stator" else None
+    options = {"strict": True, "cache": False} if backend == "stator" else None
     compiled: Callable[[Tensor], Tensor] = torch.compile(function, backend=backend, options=options)
     return compiled
 

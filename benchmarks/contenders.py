@@ -14,7 +14,7 @@ from benchmarks.case import Kind, Program
 from benchmarks.record import EAGER, FROZEN, INDUCTOR, STATOR
 
 # Strict: a fallback to eager would pass for a result.
-STATOR_OPTIONS: Final = {"strict": True}
+STATOR_OPTIONS: Final = {"strict": True, "cache": False}  # compile times are cold
 
 
 class Watch:

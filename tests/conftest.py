@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -25,6 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Hand the chosen backend to the harness; let pass what torch warns of on its own account."""
+    os.environ["STATOR_CACHE"] = "0"  # tests of the cache have folders of their own
     parity.BACKEND.set(config.getoption("--backend"))
     parity.KERNELS.set(not config.getoption("--no-kernels"))
     for message in TORCH_WARNS:

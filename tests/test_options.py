@@ -18,6 +18,9 @@ SWITCHES = [field.name for field in fields(Options) if isinstance(field.default,
 # What may be given, and what it becomes.
 TAKEN: dict[str, list[tuple[Any, Any]]] = {
     **{name: [(True, True), (False, False)] for name in SWITCHES},
+    "cache_dir": [(None, None), ("a/folder", Path("a/folder")), (Path("b"), Path("b"))],
+    "cache_limit": [(0, 0), (1 << 40, 1 << 40)],
+    "remote_cache": [(None, None), ("s3://bucket/folder", "s3://bucket/folder")],
     "skip": [((), ()), (["a_pass"], ("a_pass",)), (("a", "b"), ("a", "b"))],
     "executor": [("native", "native"), ("python", "python")],
     "fuel": [(None, None), (0, 0), (12, 12)],
@@ -26,6 +29,9 @@ TAKEN: dict[str, list[tuple[Any, Any]]] = {
 
 REFUSED: dict[str, list[Any]] = {
     **{name: [1, 0, "yes", None] for name in SWITCHES},
+    "cache_dir": [3, True, ["a"]],
+    "cache_limit": ["much", 1.5, -1, True, None],
+    "remote_cache": ["", 3, True],
     "skip": ["a_pass", [1], ["a_pass", None]],
     "executor": ["c++", None, 1],
     "fuel": ["much", 1.5, -1, True],
@@ -35,7 +41,8 @@ REFUSED: dict[str, list[Any]] = {
 
 @pytest.fixture(autouse=True)
 def _no_dump_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("STATOR_DUMP", raising=False)
+    for name in ("DUMP", "CACHE", "CACHE_DIR", "REMOTE_CACHE"):
+        monkeypatch.delenv(f"STATOR_{name}", raising=False)
 
 
 def refusal(**given: Any) -> OptionError:
@@ -141,10 +148,10 @@ def test_reading_leaves_the_given_mapping_alone() -> None:
     assert given == {"skip": ["a_pass"], "dump_dir": "a"}
 
 
-def test_only_the_dump_folder_stays_out_of_a_cache_key() -> None:
+def test_where_things_are_written_stays_out_of_a_cache_key() -> None:
     unkeyed = [field.name for field in fields(Options) if not field.metadata.get("keyed", True)]
 
-    assert unkeyed == ["dump_dir"]
+    assert unkeyed == ["cache", "cache_dir", "cache_limit", "remote_cache", "dump_dir"]
 
 
 # Environment

@@ -31,10 +31,12 @@ _HOMES: Final[dict[str, str]] = {
     "trim": "stator.runtime.native.prelude",
 }
 
-__all__ = [*sorted(_HOMES), "__version__"]
+__all__ = [*sorted(_HOMES), "__version__", "cache"]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "cache":
+        return import_module("stator.cache")
     if name not in _HOMES:
         raise AttributeError(f"module 'stator' has no attribute {name!r}; it has {sorted(_HOMES)}")
     return getattr(import_module(_HOMES[name]), name)

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
-from stator.aot.compile import compile_flat
+from stator.cache.programs import Programs
 from stator.core.events import Compilation, start_compilation
 from stator.core.fallback import explained, note_fallback
-from stator.graph.capture import attribute_tensors, graph_runner
-from stator.graph.run import run_passes
+from stator.core.torch_types import Flat
+from stator.graph.capture import attribute_tensors
 from stator.options import Options, read_options
-from stator.pipeline import PRE_GRAD, make_tools
-from stator.torch_api import NEEDS_VALUES, TracingContext, fake_inputs
+from stator.stored import Captured, find_programs, restored
+from stator.torch_api import NEEDS_VALUES, TracingContext, fake_inputs, guard_count
 
 TORCH_COMPILE_KEYWORDS = ("dynamic", "fullgraph", "disable")
 
@@ -69,13 +68,14 @@ def compile_fx(
 def _compile(
     module: fx.GraphModule, inputs: Sequence[Any], options: Options, record: Compilation
 ) -> Callable[..., Any]:
-    fakes, mode = fake_inputs(module, inputs)
     lifted = attribute_tensors(module)
-    fakes += [mode.from_tensor(tensor) for tensor in lifted.values()]
-    tools = make_tools(options, record)
-    module = fx.GraphModule(module, copy.deepcopy(module.graph), "Captured")  # Dynamo keeps its own
-    run_passes(PRE_GRAD, module.graph, tools.ctx, "captured")
-    call = compile_flat(graph_runner(module, list(lifted)), fakes, mode, tools)
+    programs = find_programs(module, inputs, options, record)
+    stored = programs.find() if programs is not None else None
+    if programs is not None and stored is not None:
+        with record.stage("load"):
+            call = restored(programs, stored, Captured(module, inputs, lifted, options, record))
+    else:
+        call = _compile_anew(module, inputs, options, record, programs)
     (output,) = module.graph.find_nodes(op="output")
     single = not isinstance(output.args[0], tuple | list)
     if not lifted and not single:
@@ -87,3 +87,28 @@ def _compile(
         return outputs[0] if single else outputs
 
     return as_captured
+
+
+def _compile_anew(
+    module: fx.GraphModule,
+    inputs: Sequence[Any],
+    options: Options,
+    record: Compilation,
+    programs: Programs | None,
+) -> Flat:
+    # Imported when something is compiled: what was compiled before runs without the compiler.
+    from stator.aot.compile import compile_flat
+    from stator.pipeline import make_tools, prepare
+
+    fakes, mode = fake_inputs(module, inputs)
+    lifted = attribute_tensors(module)
+    fakes += [mode.from_tensor(tensor) for tensor in lifted.values()]
+    tools = make_tools(options, record)
+    promises = guard_count(mode)
+
+    def why_not_kept() -> str | None:
+        changed = guard_count(mode) != promises
+        return "its sizes were found to obey conditions" if changed else None
+
+    keeper = None if programs is None else programs.keeper(why_not_kept)
+    return compile_flat(prepare(module, list(lifted), tools), fakes, mode, tools, keeper)

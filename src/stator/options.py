@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
@@ -36,6 +36,10 @@ class Options:
     verify: bool = True  # check every graph after every pass
     skip: tuple[str, ...] = ()  # names of passes to leave out
     fuel: int | None = None  # how many rewrites may fire; None: all
+    cache: bool = field(default=True, metadata=UNKEYED)  # keep programs for other processes
+    cache_dir: Path | None = field(default=None, metadata=UNKEYED)  # where; None: the user's folder
+    cache_limit: int = field(default=2 << 30, metadata=UNKEYED)  # bytes it may take
+    remote_cache: str | None = field(default=None, metadata=UNKEYED)  # URL of a shared folder
     dump_dir: Path | None = field(default=None, metadata=UNKEYED)  # text of every stage goes here
 
 
@@ -64,8 +68,19 @@ def read_options(
 
 
 def _from_environment() -> dict[str, Any]:
-    dump = os.environ.get("STATOR_DUMP")
-    return {"dump_dir": dump} if dump else {}
+    """STATOR_DUMP, STATOR_CACHE (0: off), STATOR_CACHE_DIR, STATOR_REMOTE_CACHE."""
+    names = {"STATOR_DUMP": "dump_dir", "STATOR_CACHE_DIR": "cache_dir"}
+    names["STATOR_REMOTE_CACHE"] = "remote_cache"
+    told = {option: os.environ[name] for name, option in names.items() if os.environ.get(name)}
+    return {**told, "cache": False} if os.environ.get("STATOR_CACHE") == "0" else told
+
+
+def cache_folder(options: Options) -> Path:
+    """Where compiled programs are kept."""
+    if options.cache_dir is not None:
+        return options.cache_dir
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "stator"
 
 
 def _suggest(wrong: str, known: tuple[str, ...]) -> str:
@@ -76,26 +91,41 @@ def _suggest(wrong: str, known: tuple[str, ...]) -> str:
 
 def _checked(name: str, value: Any) -> Any:
     """`value` in the type of the field, or an error that says which it wants."""
-    if name == "dump_dir":
-        if value is None or isinstance(value, str | Path):
-            return None if value is None else Path(value)
-        raise _wrong_type(name, value, "a path")
+    wanted, accepts = _WANTED.get(name, ("True or False", lambda given: isinstance(given, bool)))
+    if not accepts(value):
+        raise _wrong_type(name, value, wanted)
     if name == "skip":
-        listed = isinstance(value, tuple | list | set | frozenset)
-        if not listed or not all(isinstance(item, str) for item in value):
-            raise _wrong_type(name, value, "a tuple of pass names")
         return tuple(value)
-    if name == "executor":
-        if value not in EXECUTORS:
-            raise _wrong_type(name, value, " or ".join(map(repr, EXECUTORS)))
-        return value
-    if name == "fuel":
-        if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
-            return value
-        raise _wrong_type(name, value, "a count, or None")
-    if not isinstance(value, bool):
-        raise _wrong_type(name, value, "True or False")
-    return value
+    return Path(value) if name in ("dump_dir", "cache_dir") and value is not None else value
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _are_names(value: Any) -> bool:
+    listed = isinstance(value, tuple | list | set | frozenset)
+    return listed and all(isinstance(item, str) for item in value)
+
+
+def _is_path(value: Any) -> bool:
+    return value is None or isinstance(value, str | Path)
+
+
+# What an option wants, in words, and whether a value is that; the others are switches.
+_WANTED: Final[Mapping[str, tuple[str, Callable[[Any], bool]]]] = {
+    "executor": (" or ".join(map(repr, EXECUTORS)), lambda value: value in EXECUTORS),
+    "skip": ("a tuple of pass names", _are_names),
+    "fuel": ("a count, or None", lambda value: value is None or _is_count(value)),
+    "cache_dir": ("a path", _is_path),
+    "cache_limit": ("a count of bytes", _is_count),
+    "remote_cache": ("a URL, or None", lambda value: value is None or _is_url(value)),
+    "dump_dir": ("a path", _is_path),
+}
+
+
+def _is_url(value: Any) -> bool:
+    return isinstance(value, str) and bool(value)
 
 
 def _wrong_type(name: str, value: Any, wanted: str) -> OptionError:

@@ -12,16 +12,19 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Final
 
 from torch import fx
 
 from stator.aot.compile import Tools
+from stator.aot.graphs import CompiledGraph
 from stator.core.collector import collector_off
 from stator.core.events import Compilation
 from stator.core.fallback import note_fallback
 from stator.core.fuel import Fuel
-from stator.core.torch_types import Boxed
+from stator.core.torch_types import Flat
+from stator.graph.capture import graph_runner
 from stator.graph.run import Ctx, GraphPass, dump_graph, run_passes
 from stator.options import Options
 from stator.passes.joint.channels_last import channels_last
@@ -54,18 +57,25 @@ POST_GRAD: Final[tuple[GraphPass, ...]] = (
 )
 
 
+def prepare(module: fx.GraphModule, lifted: list[str], tools: Tools) -> Flat:
+    """A captured graph as a program to trace: rewritten, its tensors being further arguments."""
+    own = fx.GraphModule(module, copy.deepcopy(module.graph), "Captured")  # Dynamo keeps its own
+    run_passes(PRE_GRAD, own.graph, tools.ctx, "captured")
+    return graph_runner(own, lifted)
+
+
 def make_tools(options: Options, record: Compilation) -> Tools:
     """The compiler, set up for one compilation."""
     ctx = Ctx(options, Fuel(options.fuel), record)
 
-    def compile_graph(module: fx.GraphModule, name: str) -> Boxed:
+    def compile_graph(module: fx.GraphModule, name: str) -> CompiledGraph:
         return compile_half(module, name, ctx)
 
     return Tools(ctx, compile_graph, JOINT if options.kernels else ())
 
 
 @collector_off()
-def compile_half(module: fx.GraphModule, name: str, ctx: Ctx) -> Boxed:
+def compile_half(module: fx.GraphModule, name: str, ctx: Ctx) -> CompiledGraph:
     """From a forward or backward graph to a function that runs it."""
     run_passes(POST_GRAD, module.graph, ctx, name)
     label = dump_graph(module.graph, ctx, name)
@@ -77,16 +87,17 @@ def compile_half(module: fx.GraphModule, name: str, ctx: Ctx) -> Boxed:
         return _executor(plan, name, label, ctx)
 
 
-def _executor(plan: Plan, name: str, label: str, ctx: Ctx) -> Boxed:
+def _executor(plan: Plan, name: str, label: str, ctx: Ctx) -> CompiledGraph:
     """A function that runs the plan: native where the options and the machine allow."""
     ctx.dump.write(f"{label}_program.py", lambda: program_text(plan, load_plan(plan, name)))
     reason = "Options.executor" if ctx.options.executor == "python" else why_not_native()
     if reason is None:
         memory = plan_memory(plan)
         ctx.dump.write(f"{label}_host.ll", lambda: native_program(plan, memory).text)
-        return load_native(plan, compile_native(plan, memory), name)
+        image = compile_native(plan, memory)
+        return CompiledGraph(load_native(plan, image, name), image)
     ctx.record.notes.append(f"{name}: runs from Python: {reason}")
-    return load_plan(plan, name)
+    return CompiledGraph(load_plan(plan, name))
 
 
 def _plan(module: fx.GraphModule, name: str, ctx: Ctx) -> Plan:

@@ -18,7 +18,7 @@ import torch.utils._pytree as pytree
 from torch._functorch.autograd_function import autograd_function_apply
 from torch._guards import TracingContext, detect_fake_mode
 from torch._higher_order_ops.effects import with_effects
-from torch._ops import HigherOrderOperator, OpOverload
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -53,6 +53,7 @@ __all__ = [
     "FunctionalTensorMode",
     "HigherOrderOperator",
     "OpOverload",
+    "OpOverloadPacket",
     "ShapeEnv",
     "StorageWeakRef",
     "TracingContext",
@@ -269,6 +270,48 @@ def autocast_state() -> tuple[Any, ...]:
     )
 
 
+def compile_state() -> str:
+    """The switches of torch's that decide what a program is traced to, in words."""
+    cuda = torch.backends.cuda
+    switches = {
+        "grad": torch.is_grad_enabled(),
+        "inference": torch.is_inference_mode_enabled(),
+        "autocast": autocast_state(),
+        "autocast cache": torch.is_autocast_cache_enabled(),
+        "dtype": torch.get_default_dtype(),
+        "device": torch.get_default_device(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "filled": torch.utils.deterministic.fill_uninitialized_memory,
+        "matmul": torch.get_float32_matmul_precision(),
+        "mkldnn": (torch.backends.mkldnn.enabled, torch.backends.mkldnn.deterministic),
+        "attention": (
+            cuda.flash_sdp_enabled(),
+            cuda.math_sdp_enabled(),
+            cuda.mem_efficient_sdp_enabled(),
+            cuda.cudnn_sdp_enabled(),
+        ),
+        "backward mode": torch._C._functorch.maybe_current_level()
+        if hasattr(torch._C._functorch, "maybe_current_level")
+        else None,
+    }
+    return ", ".join(f"{name}={value}" for name, value in switches.items())
+
+
+def size_range(size: Any) -> str:
+    """What is known of a symbolic number."""
+    node = size.node
+    ranges = node.shape_env.var_to_range
+    return str(
+        [f"{symbol}: {ranges.get(symbol)}" for symbol in sorted(node.expr.free_symbols, key=str)]
+    )
+
+
+def guard_count(mode: FakeTensorMode) -> int:
+    """How many conditions on symbolic sizes were met so far; a new one is a promise to Dynamo."""
+    env = mode.shape_env
+    return 0 if env is None else len(env.guards) + len(env.replacements)
+
+
 def fake_inputs(module: Any, inputs: Any) -> tuple[list[Any], FakeTensorMode]:
     """Fake twins of a captured graph's inputs, with the sizes that Dynamo chose to be symbolic."""
     context = TracingContext.try_get()
@@ -444,6 +487,13 @@ def given_arguments(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any
     return [*args, *(kwargs.get(argument.name, argument.default_value) for argument in left)]
 
 
-def out_entry_of(target: Any) -> Any:
-    """The function behind an operator's variant that is given memory for its result."""
-    return entry_of(target.overloadpacket.out)
+def out_variant(target: Any) -> Any:
+    """An operator's variant that is given memory for its result."""
+    return target.overloadpacket.out
+
+
+def operator_named(name: str) -> Any:
+    """The operator called `aten::add.Tensor`."""
+    space, _, rest = name.partition("::")
+    packet, _, overload = rest.partition(".")
+    return getattr(getattr(getattr(torch.ops, space), packet), overload or "default")

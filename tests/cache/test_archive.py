@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from stator.cache import Key, Store, export, import_
+from stator.cache import Key, Store
 from stator.cache.archive import ArchiveError, Imported
+from stator.cache.archive import export_entries as export
+from stator.cache.archive import import_entries as import_
 
 ROOMY = 1 << 20
 KEYS = [Key.of({"graph": str(number)}) for number in range(5)]

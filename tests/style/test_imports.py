@@ -25,6 +25,7 @@ LAYERS: Final[tuple[tuple[str, ...], ...]] = (
     ("runtime",),
     ("cache", "package"),
     ("pipeline",),
+    ("stored",),
     ("backend", "functions"),  # with Dynamo, and without it
 )
 LEAVES: Final = ("errors", "options", "torch_api")  # anyone may import them; they import each other

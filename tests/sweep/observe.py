@@ -21,7 +21,7 @@ from tests.sweep.cases import BACKWARD, Unit
 
 # A failure inside the compiler must be seen here, not be covered by its fallback to eager; and
 # random numbers have to be eager's own, to be compared.
-_OURS: Final[dict[str, Any]] = {"strict": True, "fallback_random": True}
+_OURS: Final[dict[str, Any]] = {"strict": True, "fallback_random": True, "cache": False}
 BACKEND_OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "stator": _OURS,
     "stator+kernels": _OURS | {"kernels": True},

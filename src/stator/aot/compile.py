@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from stator.aot.aliasing import Merged, overlapping_groups, writes_to_shared
-from stator.aot.function import CompileGraph, training_function
-from stator.aot.metadata import Mutation, Program
-from stator.aot.partition.split import split
-from stator.aot.trace import trace
-from stator.aot.wrappers import inference_call
+from stator.aot.assemble import assemble, with_alias_check
+from stator.aot.graphs import CompileGraph, FreshBackward, Keeper, facts_of
+from stator.aot.metadata import Program
+from stator.aot.partition.split import Split, split
+from stator.aot.trace import Traced, trace
 from stator.core.collector import collector_off
 from stator.core.fallback import note_fallback
 from stator.core.torch_types import Flat
@@ -40,31 +40,39 @@ class Tools:
         note_fallback(error, self.ctx.record, self.ctx.options.strict)
 
 
-def compile_flat(function: Flat, inputs: Sequence[Any], mode: FakeTensorMode, tools: Tools) -> Flat:
-    """Compile `function` for fake `inputs`.
-
-    Where the program writes to an input, another call may bring one that shares its memory: such a
-    call is specialized.
-    """
-    call, program = _compile(function, inputs, mode, tools)
-    if not _needs_alias_check(program):
-        return call
-    other = tools.specialize(function)
-    if writes_to_shared(program, overlapping_groups(inputs)):
-        return other
-
-    def checked(*arguments: Any) -> Sequence[Any]:
-        if writes_to_shared(program, overlapping_groups(arguments)):
-            return other(*arguments)
-        return call(*arguments)
-
-    return checked
+def compile_flat(
+    function: Flat,
+    inputs: Sequence[Any],
+    mode: FakeTensorMode,
+    tools: Tools,
+    keeper: Keeper | None = None,
+) -> Flat:
+    """Compile `function` for fake `inputs`; `keeper` gets what can be kept."""
+    call, program = _compile(function, inputs, mode, tools, keeper)
+    return with_alias_check(function, call, program, inputs, tools)
 
 
 @collector_off()
 def _compile(
-    function: Flat, inputs: Sequence[Any], mode: FakeTensorMode, tools: Tools
+    function: Flat,
+    inputs: Sequence[Any],
+    mode: FakeTensorMode,
+    tools: Tools,
+    keeper: Keeper | None = None,
 ) -> tuple[Flat, Program]:
+    traced, halves = trace_and_cut(function, inputs, mode, tools)
+    facts = facts_of(traced, halves)
+    forward = tools.compile_graph(halves.forward, "forward")
+    if keeper is not None:
+        keeper.keep_forward(facts, forward.image)
+    backward = FreshBackward(traced, halves, tools, keeper)
+    return assemble(function, facts, forward.run, backward, tools), facts.program
+
+
+def trace_and_cut(
+    function: Flat, inputs: Sequence[Any], mode: FakeTensorMode, tools: Tools
+) -> tuple[Traced, Split]:
+    """The program as a forward and a backward graph."""
     record = tools.ctx.record
     with record.stage("trace") as progress:
         traced = trace(function, inputs, mode)
@@ -81,17 +89,7 @@ def _compile(
         verify(halves.forward.graph, after="partition")
         if halves.backward is not None:
             verify(halves.backward.graph, after="partition")
-    if halves.backward is None:
-        graph = tools.compile_graph(halves.forward, "forward")
-        return inference_call(traced.program, graph), traced.program
-    call = training_function(function, traced, halves, tools)
-    return call, traced.program
-
-
-def _needs_alias_check(program: Program) -> bool:
-    return len(program.inputs) > 1 and any(
-        fact.mutation not in (Mutation.NONE, Mutation.METADATA) for fact in program.inputs
-    )
+    return traced, halves
 
 
 @dataclass(slots=True)

@@ -96,3 +96,30 @@ class Program:
     def is_training(self) -> bool:
         """Whether there is a backward."""
         return bool(self.tangents)
+
+
+class Kept(Enum):
+    """Where a saved value stands when the forward is through."""
+
+    PRIMAL = auto()  # it is plain input `index`
+    VALUE = auto()  # it is plain value `index` of the forward graph
+    EXTRA = auto()  # the forward graph returns it behind its values
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """One value that the forward keeps for the backward."""
+
+    kept: Kept
+    index: int
+    is_tensor: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is left of a traced program when its graphs are compiled."""
+
+    program: Program
+    saved: tuple[Saved, ...] = ()  # tensors first
+    needed: tuple[int, ...] = ()  # inputs that the gradients depend on
+    backward_error: str | None = None  # what eager raises when it is asked for gradients

@@ -1,15 +1,39 @@
-"""The compile cache on disk: what identifies a compilation, and where its results are kept."""
+"""The compile cache: what identifies a compilation, and where its results are kept.
+
+    stator.cache.export("programs.zip")    the whole cache of this user, as one file
+    stator.cache.import_("programs.zip")   on another machine of the same kind
+
+`import` is a word of Python's, hence the underscore.
+"""
 
 from __future__ import annotations
 
-from stator.cache.archive import export_entries as export
-from stator.cache.archive import import_entries as import_
+from pathlib import Path
+
+from stator.cache.archive import Imported, export_entries, import_entries
 from stator.cache.key import Key
 from stator.cache.store import Store
+from stator.options import cache_folder, read_options
 
-__all__ = ["Key", "Store", "clear", "export", "import_"]
+__all__ = ["Imported", "Key", "Store", "clear", "export", "import_", "store"]
 
 
-def clear(store: Store) -> int:
-    """Remove every entry of the folder; how many there were."""
-    return store.clear()
+def store() -> Store:
+    """The cache that compilations use, unless their options name another."""
+    options = read_options()
+    return Store(cache_folder(options), options.cache_limit)
+
+
+def export(path: str | Path, source: Store | None = None) -> int:
+    """Write every entry into one file; how many there were."""
+    return export_entries(source or store(), Path(path))
+
+
+def import_(path: str | Path, target: Store | None = None) -> Imported:
+    """Take in the entries of such a file; how many were kept, and how many were not sound."""
+    return import_entries(target or store(), Path(path))
+
+
+def clear(target: Store | None = None) -> int:
+    """Remove every entry; how many there were."""
+    return (target or store()).clear()

@@ -29,6 +29,7 @@ class Compilation:
     notes: list[str] = field(default_factory=list)  # decisions, in words
     generated: int = 0  # operators that became kernels
     called: list[str] = field(default_factory=list)  # operators that are calls of torch's
+    cache: str | None = None  # "hit", or why it was none
     fallback: str | None = None  # why the graph runs in eager mode, if it does
     running: str = "start"  # the stage that began last
     number: int = 0  # of the compilation, in this process

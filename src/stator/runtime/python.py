@@ -26,7 +26,7 @@ from stator.runtime.plan import (
     View,
 )
 from stator.runtime.rare import as_planned, refuse, truth
-from stator.torch_api import entry_of, out_entry_of
+from stator.torch_api import entry_of, out_variant
 
 WORTH_THREADS: Final = 1 << 16  # points times operations; below, forking costs more than it gains
 
@@ -136,7 +136,7 @@ def _call(source: Source, call: Call) -> str:
     entry = entry_of(call.target)
     if call.out is not None:
         given.append(f"out={call.name}")
-        entry = out_entry_of(call.target)
+        entry = entry_of(out_variant(call.target))
     return f"{source.bind(entry, hint)}({', '.join(given)})"
 
 

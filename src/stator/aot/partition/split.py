@@ -4,36 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import Enum, auto
 from typing import Any
 
 import torch
 from torch import fx
 
-from stator.aot.metadata import Mutation
+from stator.aot.metadata import Kept, Mutation, Saved
 from stator.aot.partition.classify import Classes, classify, is_recomputed
 from stator.aot.subclasses import width
 from stator.aot.trace import Traced
 from stator.graph.edit import drop_unread
 
 aten = torch.ops.aten
-
-
-class Kept(Enum):
-    """Where a saved value stands when the forward is through."""
-
-    PRIMAL = auto()  # it is plain input `index`
-    VALUE = auto()  # it is plain value `index` of the forward graph
-    EXTRA = auto()  # the forward graph returns it behind its values
-
-
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """One value that the forward keeps for the backward."""
-
-    kept: Kept
-    index: int
-    is_tensor: bool
 
 
 @dataclass(frozen=True, slots=True)

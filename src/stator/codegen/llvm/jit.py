@@ -94,7 +94,7 @@ def load(kernels: Iterable[Kernel]) -> Module:
 def compile_text(text: str) -> bytes:
     """An object file of LLVM text that is called seldom: made quickly, not to be quick."""
     parsed = _parsed("\n".join((text, _THROUGH_A_TABLE)))
-    return _object(parsed, _new_target_machine(opt=1))
+    return _object(parsed, _new_target_machine(opt=0))
 
 
 def _parsed(text: str) -> Any:

@@ -11,11 +11,12 @@ from typing import Any
 from torch import fx
 
 from stator.runtime.native.frame import Frame
+from stator.runtime.native.image import Operator
 from stator.runtime.native.shims import PASSED_AS
 from stator.runtime.native.values import Handle, Numeric, Object, Parts, Reference, Values
 from stator.runtime.plan import Call
 from stator.runtime.rare import dict_of
-from stator.torch_api import argument_types, entry_of, given_arguments, out_entry_of, returns_of
+from stator.torch_api import OpOverload, argument_types, given_arguments, out_variant, returns_of
 
 
 @dataclass(slots=True)
@@ -62,17 +63,17 @@ class Calls:
 
     def _python(self, call: Call) -> str:
         """Call the operator's Python object."""
-        if call.out is None:
-            return self._call_entry(entry_of(call.target), call, {})
-        return self._call_entry(
-            out_entry_of(call.target), call, {"out": self.values.object(call.name)}
-        )
-
-    def _call_entry(self, entry: Any, call: Call, named: dict[str, Reference]) -> str:
         self.frame.lock()
+        if call.out is None:
+            return self._call_object(call.target, call, {})
+        written = {"out": self.values.object(call.name)}
+        return self._call_object(out_variant(call.target), call, written)
+
+    def _call_object(self, target: Any, call: Call, named: dict[str, Reference]) -> str:
         given = [self._reference(argument) for argument in call.args]
         named = {**{k: self._reference(value) for k, value in call.kwargs.items()}, **named}
-        function = self.values.fixed(entry)
+        is_operator = isinstance(target, OpOverload)
+        function = self.values.fixed(Operator(target.name()) if is_operator else target)
         return self.values.call_object(function, [*given, *named.values()], tuple(named))
 
     def _reference(self, value: Any) -> Reference:

@@ -14,6 +14,7 @@ from typing import Any
 
 from stator.codegen.llvm.indices import Indices
 from stator.loops.index import Index
+from stator.runtime.native.image import Operator
 
 
 @dataclass(slots=True)
@@ -24,7 +25,7 @@ class Frame(Indices):
     constants: dict[str, str] = field(default_factory=dict)  # text of a constant -> its name
     declared: dict[str, str] = field(default_factory=dict)  # functions, with their declarations
     table: list[Any] = field(default_factory=list)  # Python objects that the program refers to
-    known: dict[int, int] = field(default_factory=dict)  # where they are, by identity
+    known: dict[Any, int] = field(default_factory=dict)  # where they are
     objects: int = 0  # slots
     handles: int = 0
     has_lock: bool = True
@@ -60,7 +61,8 @@ class Frame(Indices):
 
     def python(self, value: Any) -> str:
         """A Python object of the table."""
-        number = self.known.setdefault(id(value), len(self.table))
+        key = value if isinstance(value, Operator) else id(value)
+        number = self.known.setdefault(key, len(self.table))
         if number == len(self.table):
             self.table.append(value)
         place = self.w.let(f"getelementptr ptr, ptr %table, i64 {number}")

@@ -20,13 +20,26 @@ from stator.codegen.llvm.libraries import library_function
 from stator.codegen.llvm.objects import can_load, load_object
 from stator.core.torch_types import Boxed
 from stator.runtime.native.prelude import load_prelude
-from stator.torch_api import WRAP_TENSOR, tensor_is_in_object, torch_symbol
+from stator.torch_api import (
+    WRAP_TENSOR,
+    entry_of,
+    operator_named,
+    tensor_is_in_object,
+    torch_symbol,
+)
 
 ONE_ARGUMENT: Final = 0x0008  # METH_O
 # Where CPython has things: checked before the first program runs.
 LIST_LENGTH: Final = object.__basicsize__
 LIST_ITEMS: Final = LIST_LENGTH + 8
 TABLE_IN_SELF: Final = bytes.__basicsize__ - 1  # `self` is bytes; a zero behind them is counted
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """An operator by its name; in a table it stands for the function behind it."""
+
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +105,17 @@ def bind_host(image: Image, known: Mapping[str, int], label: str, kept: Any = ()
 
     code = load_object(image.host, resolve)
     method = _Method(label.encode(), code.address("run"), ONE_ARGUMENT, None)
-    table = b"".join(id(value).to_bytes(8, sys.byteorder) for value in image.table)
+    objects = [
+        entry_of(operator_named(value.name)) if isinstance(value, Operator) else value
+        for value in image.table
+    ]
+    table = b"".join(id(value).to_bytes(8, sys.byteorder) for value in objects)
     make = ctypes.pythonapi.PyCFunction_NewEx
     make.restype = ctypes.py_object
     make.argtypes = (ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
     function: Boxed = make(ctypes.addressof(method), table, None)
     # Code and objects live as long as the function does.
-    weakref.finalize(function, _forget, code, method, image.table, kept).atexit = False
+    weakref.finalize(function, _forget, code, method, objects, kept).atexit = False
     return function
 
 

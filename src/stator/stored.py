@@ -1,0 +1,154 @@
+"""A program that was compiled before: found by its captured graph, put together again.
+
+A hit loads machine code and nothing else.  What it does not hold (derivatives of higher order, a
+backward for other tangents, inputs that share memory) is compiled when it is asked for, from the
+captured graph: the compiler is imported then, not before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from stator.aot.assemble import assemble, with_alias_check
+from stator.aot.function import BackwardGraphs
+from stator.cache.fingerprint import NoKey, fingerprint, user_lines
+from stator.cache.programs import FoundBackward, Programs, StoredProgram
+from stator.cache.remote import Remote
+from stator.cache.store import Store
+from stator.core.events import Compilation
+from stator.core.torch_types import Flat
+from stator.errors import CompileError
+from stator.options import Options, cache_folder
+from stator.runtime.native.image import load_image, why_not_native
+from stator.torch_api import FakeTensorMode, autocast_state, fake_inputs
+
+
+def find_programs(
+    module: fx.GraphModule, inputs: Sequence[Any], options: Options, record: Compilation
+) -> Programs | None:
+    """Where the graph's programs are kept; None if they are not, and the record says why."""
+    reason = why_not_cached(options)
+    if reason is not None:
+        record.cache = f"off: {reason}"
+        return None
+    with record.stage("key", len(module.graph.nodes)):
+        try:
+            key = fingerprint(module, inputs, options)
+        except NoKey as error:
+            record.cache = f"off: {error}"
+            return None
+        return Programs(open_store(options), key, user_lines(module), record)
+
+
+def why_not_cached(options: Options) -> str | None:
+    """None if programs are kept under these options; otherwise the reason, for the log."""
+    if not options.cache:
+        return "Options.cache"
+    if options.dump_dir is not None:
+        return "Options.dump_dir wants to see every stage"
+    if options.executor != "native" or not options.kernels:
+        return "only native programs are kept"
+    return why_not_native()
+
+
+def open_store(options: Options) -> Store:
+    """The store that the options name."""
+    remote = None if options.remote_cache is None else _remote(options.remote_cache)
+    return Store(cache_folder(options), options.cache_limit, remote)
+
+
+_remotes: dict[str, Remote] = {}  # one for each URL: it remembers whether it answers
+
+
+def _remote(url: str) -> Remote:
+    return _remotes.setdefault(url, Remote(url))
+
+
+@dataclass(slots=True)
+class Captured:
+    """A captured graph, and what compiling it takes: done when something asks for it."""
+
+    module: fx.GraphModule
+    inputs: Sequence[Any]
+    lifted: dict[str, torch.Tensor]
+    options: Options
+    record: Compilation
+    grad_mode: bool = field(default_factory=torch.is_grad_enabled)
+    autocast: tuple[Any, ...] = field(default_factory=autocast_state)
+    runner: Flat | None = None
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Run the graph, as the compiler traces it."""
+        from stator.pipeline import make_tools, prepare
+
+        if self.runner is None:
+            tools = make_tools(self.options, self.record)
+            self.runner = prepare(self.module, list(self.lifted), tools)
+        return self.runner(*arguments)
+
+    def specialize(self, function: Flat, *, replays_random: bool = False) -> Flat:
+        """A program, compiled for each new kind of arguments."""
+        return _Late(self, function, replays_random)
+
+    def compile_backward(
+        self, stored: StoredProgram, fakes: list[Any], mode: FakeTensorMode
+    ) -> BackwardGraphs:
+        """Trace the program again, for a backward graph that nobody kept."""
+        from stator.aot.compile import trace_and_cut
+        from stator.aot.graphs import FreshBackward, facts_of
+        from stator.pipeline import make_tools
+
+        tools = make_tools(self.options, self.record)
+        with ExitStack() as stack:
+            stack.enter_context(torch.set_grad_enabled(self.grad_mode))
+            for device, dtype in self.autocast:
+                stack.enter_context(torch.autocast(device, dtype=dtype, cache_enabled=False))
+            traced, halves = trace_and_cut(self, fakes, mode, tools)
+        if facts_of(traced, halves) != stored.facts:
+            raise CompileError("trace", "a program was traced to another one than is in the cache")
+        return FreshBackward(traced, halves, tools)
+
+
+@dataclass(slots=True)
+class _Late:
+    """A specialized program whose compiler comes with the first call."""
+
+    captured: Captured
+    function: Flat
+    replays_random: bool
+    compiled: Flat | None = None
+
+    def __call__(self, *arguments: Any) -> Sequence[Any]:
+        if self.compiled is None:
+            from stator.pipeline import make_tools
+
+            tools = make_tools(self.captured.options, self.captured.record)
+            self.compiled = tools.specialize(self.function, replays_random=self.replays_random)
+        return self.compiled(*arguments)
+
+
+def restored(programs: Programs, stored: StoredProgram, captured: Captured) -> Flat:
+    """The program as a function, without compiling anything."""
+    facts = stored.facts
+    inputs: Sequence[Any] = [*captured.inputs, *captured.lifted.values()]
+    fakes: list[Any] = []
+    mode = None
+    if facts.program.is_training:  # another backward may have to be traced, when inputs are gone
+        fakes, mode = fake_inputs(captured.module, captured.inputs)
+        fakes += [mode.from_tensor(tensor) for tensor in captured.lifted.values()]
+    captured.inputs = ()  # nobody else's memory is kept
+
+    def compile_backward() -> BackwardGraphs:
+        assert mode is not None, "a program without tangents has no backward"
+        return captured.compile_backward(stored, fakes, mode)
+
+    forward = load_image(stored.forward, "forward")
+    backward = FoundBackward(programs, compile_backward)
+    call = assemble(captured, facts, forward, backward, captured)
+    return with_alias_check(captured, call, facts.program, inputs, captured)
