@@ -45,6 +45,9 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.call_cost
 	$(BIN)/python -m benchmarks.run
 	$(BIN)/python -m benchmarks.symbolic
+	$(BIN)/python -m benchmarks.host_cost
+	$(BIN)/python -m benchmarks.memory_chain
+	$(BIN)/python -m benchmarks.warm_start
 
 docs: $(STAMP)
 	$(BIN)/python -m docs.tour

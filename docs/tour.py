@@ -52,14 +52,14 @@ def filled(page: str, texts: dict[str, str]) -> str:
 
 
 def part_of(text: str, part: str | None) -> str:
-    """What a comment asks for: all of a text, or a loop of LLVM's."""
+    """What a comment asks for: all of a text, or a loop or block of LLVM's."""
     if part is None:
         return text
     if part == "as assembly":
         return hot_loop(assembly(text))
-    word = part.removeprefix("the loop with ")
+    kind, _, word = part.removeprefix("the ").partition(" with ")
     blocks = re.split(r"^(?=\w+:$)", text, flags=re.MULTILINE)
-    return next(block for block in blocks if word in block and "phi i64" in block)
+    return next(b for b in blocks if word in b and (kind == "block" or "phi i64" in b))
 
 
 def assembly(text: str) -> str:

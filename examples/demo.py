@@ -1,5 +1,8 @@
 """Compile a small transformer for inference and for training, and compare both with eager.
 
+Then show the plan of a memory-bound function with its peak, foreseen and measured, and start the
+transformer once more in a new process, where the cache has its machine code.
+
 Exits with 1 if an error is beyond its bound: twice eager's own error plus one ulp, both measured
 against the same model in float64.
 """
@@ -7,10 +10,13 @@ against the same model in float64.
 import argparse
 import copy
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -127,22 +133,22 @@ def interleaved_ms(
 def compare(
     use: str,
     step: Callable[[nn.Module, Tensor], list[Tensor]],
-    model: nn.Module,
-    ids: Tensor,
+    program: tuple[nn.Module, Tensor],
+    folder: str,
     progress: Progress,
 ) -> tuple[Comparison, Compilation]:
     """Run one use of the model in float64, in eager and compiled; measure all three."""
+    model, ids = program
     task = progress.add_task(f"{use}: float64 reference", total=ROUNDS + 2)
     reference = step(copy.deepcopy(model).double(), ids)
 
     progress.update(task, advance=1, description=f"{use}: compiling")
     torch.compiler.reset()
     # Strict: a fallback to eager would look like success here.
-    options = {"strict": True}
+    options = {"strict": True, "cache_dir": folder}
     compiled = torch.compile(model, backend="stator", fullgraph=True, options=options)
     compiled_error = error(step(compiled, ids), reference)
-    compilation = stator.last_compilation()
-    assert compilation is not None, "strict compilation leaves a record"
+    compilation = last()
     eager_error = error(step(model, ids), reference)
 
     progress.update(task, advance=1, description=f"{use}: measuring")
@@ -195,13 +201,88 @@ def stages(use: str, compilation: Compilation) -> Table:
     return table
 
 
+def chain(x: Tensor) -> Tensor:
+    """Bound by memory: the sum over columns keeps it from being one kernel."""
+    y = F.gelu(x * 2 + 1)
+    return y / (1 + y.square().sum(0))
+
+
+def megabytes(field: str) -> float:
+    """A line of /proc/self/status, in MiB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith(field)) / 1024
+
+
+def measured_peak(call: Callable[[], object]) -> float:
+    """MiB that a call holds at most beyond what the process held before it."""
+    stator.trim()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = megabytes("VmRSS")
+    call()
+    return megabytes("VmHWM") - before
+
+
+def show_memory(console: Console) -> None:
+    """The plan of a function on 64 MiB, and its peak."""
+    x = torch.randn(4096, 4096)
+    with torch.no_grad():
+        explanation = stator.explain(chain, x)
+        compiled = torch.compile(chain, backend="stator", options={"strict": True, "cache": False})
+        compiled(x)
+        predicted = (last().predicted_peak or 0) / 2**20
+        console.print("\n[bold]The plan of a memory-bound function on 64 MiB")
+        for plan in explanation.graphs[0].plans.values():
+            console.print(plan, highlight=False)
+        if Path("/proc/self/clear_refs").exists():
+            measured = measured_peak(lambda: compiled(x))
+            told = f"{predicted:.1f} MiB foreseen, {measured:.1f} MiB measured"
+            console.print(f"peak beyond the input: {told}")
+
+
+def last() -> Compilation:
+    """The record of the newest compilation."""
+    record = stator.last_compilation()
+    assert record is not None, "something was compiled"
+    return record
+
+
+def start_again(folder: str) -> str:
+    """Compile the model in a process that has only the cache; what that took."""
+    command = [sys.executable, __file__, "--warm", folder]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def warm(folder: str) -> None:
+    """What the new process does."""
+    model, ids = model_and_ids()
+    options = {"strict": True, "cache_dir": folder}
+    infer(torch.compile(model, backend="stator", fullgraph=True, options=options), ids)
+    record = last()
+    print(f"{1e3 * record.seconds:.0f} ms, cache: {record.cache}")
+
+
+def model_and_ids() -> tuple[nn.Module, Tensor]:
+    """The model and what it is called with."""
+    torch.manual_seed(0)
+    return Decoder(), torch.randint(VOCABULARY, (BATCH, LENGTH))
+
+
 def main() -> int:
     """Compare, show, and say by the exit status whether every error bound holds."""
-    argparse.ArgumentParser(description=__doc__).parse_args()
-    torch.manual_seed(0)
-    console = Console()
-    model = Decoder()
-    ids = torch.randint(VOCABULARY, (BATCH, LENGTH))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--warm", metavar="FOLDER", help="compile from the cache in FOLDER")
+    folder = parser.parse_args().warm
+    if folder is not None:
+        warm(folder)
+        return 0
+    with tempfile.TemporaryDirectory() as fresh:
+        return show(Console(), fresh)
+
+
+def show(console: Console, folder: str) -> int:
+    """All of it, with a cache in `folder`."""
+    model, ids = model_and_ids()
     millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
     console.print(
         f"A decoder of {millions:.1f} million parameters, {BATCH} × {LENGTH} tokens, "
@@ -215,13 +296,17 @@ def main() -> int:
     )
     with Progress(*columns, console=console) as progress:
         outcomes = [
-            compare("inference", infer, model, ids, progress),
-            compare("training", train, model, ids, progress),
+            compare("inference", infer, (model, ids), folder, progress),
+            compare("training", train, (model, ids), folder, progress),
         ]
     comparisons = [comparison for comparison, _ in outcomes]
     console.print(speed_and_error(comparisons))
     for comparison, compilation in outcomes:
         console.print(stages(comparison.use, compilation))
+    show_memory(console)
+    cold = outcomes[0][1].seconds
+    console.print(f"\n[bold]Compiling for inference[/]: {1e3 * cold:.0f} ms with an empty cache,")
+    console.print(f"in a new process with what that left: {start_again(folder)}")
     return 0 if all(comparison.holds for comparison in comparisons) else 1
 
 

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from stator.backend import compile as compile
     from stator.backend import compile_fx as compile_fx
     from stator.core.events import last_compilation as last_compilation
+    from stator.debug.explain import explain as explain
     from stator.functions import aot_function as aot_function
     from stator.functions import aot_module as aot_module
     from stator.options import Options as Options
@@ -25,6 +26,7 @@ _HOMES: Final[dict[str, str]] = {
     "aot_module": "stator.functions",
     "compile": "stator.backend",
     "compile_fx": "stator.backend",
+    "explain": "stator.debug.explain",
     "last_compilation": "stator.core.events",
     "list_options": "stator.options",
     "memory": "stator.runtime.native.prelude",

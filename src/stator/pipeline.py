@@ -35,7 +35,7 @@ from stator.passes.post_grad.unroll_foreach import unroll_foreach
 from stator.passes.pre_grad.settle_dropout import settle_dropout
 from stator.runtime.dump import program_text
 from stator.runtime.fused import plan_kernels
-from stator.runtime.memory import plan_memory
+from stator.runtime.memory import Memory, memory_text, plan_memory, predicted_peak
 from stator.runtime.native.executor import compile_native, load_native, native_program
 from stator.runtime.native.image import why_not_native
 from stator.runtime.plan import Plan, make_plan
@@ -82,17 +82,19 @@ def compile_half(module: fx.GraphModule, name: str, ctx: Ctx) -> CompiledGraph:
     with ctx.record.stage(f"{name}/plan", len(module.graph.nodes)) as progress:
         plan = _plan(module, label, ctx)
         progress.nodes = len(plan.steps)
-    ctx.dump.write(f"{label}_plan.txt", lambda: str(plan))
+    memory = plan_memory(plan)
+    ctx.dump.write(f"{label}_plan.txt", lambda: f"{plan}\n\n{memory_text(plan, memory)}\n")
     with ctx.record.stage(f"{name}/executor", len(plan.steps)):
-        return _executor(plan, name, label, ctx)
+        return _executor(plan, memory, (name, label), ctx)
 
 
-def _executor(plan: Plan, name: str, label: str, ctx: Ctx) -> CompiledGraph:
+def _executor(plan: Plan, memory: Memory, names: tuple[str, str], ctx: Ctx) -> CompiledGraph:
     """A function that runs the plan: native where the options and the machine allow."""
+    name, label = names
+    ctx.record.peaks[name] = predicted_peak(plan, memory)
     ctx.dump.write(f"{label}_program.py", lambda: program_text(plan, load_plan(plan, name)))
     reason = "Options.executor" if ctx.options.executor == "python" else why_not_native()
     if reason is None:
-        memory = plan_memory(plan)
         ctx.dump.write(f"{label}_host.ll", lambda: native_program(plan, memory).text)
         image = compile_native(plan, memory)
         return CompiledGraph(load_native(plan, image, name), image)

@@ -9,13 +9,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from stator.cache.archive import Imported, export_entries, import_entries
 from stator.cache.key import Key
 from stator.cache.store import Store
 from stator.options import cache_folder, read_options
 
-__all__ = ["Imported", "Key", "Store", "clear", "export", "import_", "store"]
+if TYPE_CHECKING:
+    from stator.cache.archive import Imported
+
+__all__ = ["Key", "Store", "clear", "export", "import_", "store"]
 
 
 def store() -> Store:
@@ -26,11 +29,15 @@ def store() -> Store:
 
 def export(path: str | Path, source: Store | None = None) -> int:
     """Write every entry into one file; how many there were."""
+    from stator.cache.archive import export_entries  # seldom needed, and a hit must be quick
+
     return export_entries(source or store(), Path(path))
 
 
 def import_(path: str | Path, target: Store | None = None) -> Imported:
     """Take in the entries of such a file; how many were kept, and how many were not sound."""
+    from stator.cache.archive import import_entries
+
     return import_entries(target or store(), Path(path))
 
 

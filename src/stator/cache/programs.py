@@ -42,6 +42,7 @@ class Programs:
         found = self._read(self.key)
         if isinstance(found, tuple) and len(found) == 2:
             self.record.cache = "hit"
+            self.record.peaks["forward"] = found[1].peak
             return StoredProgram(*found)
         self.record.cache = f"miss: {self.store.why_missing(self.key)}"
         return None
@@ -52,6 +53,7 @@ class Programs:
         if not isinstance(found, StoredBackward):
             return None
         run = load_image(found.image, "backward")
+        self.record.peaks["backward"] = found.image.peak
         return BackwardGraph(run, found.tangents, found.like)
 
     def keep(self, key: Key, value: Any) -> None:

@@ -29,10 +29,16 @@ class Compilation:
     notes: list[str] = field(default_factory=list)  # decisions, in words
     generated: int = 0  # operators that became kernels
     called: list[str] = field(default_factory=list)  # operators that are calls of torch's
+    peaks: dict[str, int] = field(default_factory=dict)  # bytes that each graph holds at most
     cache: str | None = None  # "hit", or why it was none
     fallback: str | None = None  # why the graph runs in eager mode, if it does
     running: str = "start"  # the stage that began last
     number: int = 0  # of the compilation, in this process
+
+    @property
+    def predicted_peak(self) -> int | None:
+        """Bytes beyond its inputs that the forward graph holds at most; None if unknown."""
+        return self.peaks.get("forward")
 
     @property
     def seconds(self) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -87,25 +87,31 @@ class Sizes:
 
     def hint(self, index: Index) -> int:
         """What a size was when the graph was captured."""
-        total = 0
-        for product, factor in index.terms:
-            for atom in product:
-                factor *= self._hint_of(atom)
-            total += factor
-        return total
+        return evaluate(index, self.hints)
 
-    def _hint_of(self, atom: object) -> int:
-        match atom:
-            case Symbol():
-                return self.hints[atom]
-            case Quotient():
-                return self.hint(atom.value) // max(self.hint(atom.by), 1)
-            case Remainder():
-                return self.hint(atom.value) % max(self.hint(atom.by), 1)
-            case Axis() | Element():
-                raise AssertionError(f"{atom} is no size")
-            case _:
-                raise AssertionError(f"{atom} is no atom")
+
+def evaluate(index: Index, known: Mapping[Symbol, int]) -> int:
+    """What a size is, with these values of symbols."""
+    total = 0
+    for product, factor in index.terms:
+        for atom in product:
+            factor *= _value_of(atom, known)
+        total += factor
+    return total
+
+
+def _value_of(atom: object, known: Mapping[Symbol, int]) -> int:
+    match atom:
+        case Symbol():
+            return known[atom]
+        case Quotient():
+            return evaluate(atom.value, known) // max(evaluate(atom.by, known), 1)
+        case Remainder():
+            return evaluate(atom.value, known) % max(evaluate(atom.by, known), 1)
+        case Axis() | Element():
+            raise AssertionError(f"{atom} is no size")
+        case _:
+            raise AssertionError(f"{atom} is no atom")
 
 
 def _line(expression: Any) -> tuple[Any, int, int] | None:

@@ -95,6 +95,7 @@ def plan_kernels(module: fx.GraphModule, record: Compilation, name: str, dump: D
         _layouts(lowering),
         {symbol.name: source for symbol, source in lowering.sizes.sources.items()},
         entries,
+        dict(lowering.sizes.hints),
     )
 
 
@@ -194,6 +195,4 @@ def _with_frees(steps: list[Step], inputs: list[str], output: fx.Node) -> list[S
         freed.append(step)
         if number in dying:
             freed.append(Free(tuple(dying[number])))
-    if len(steps) in dying:  # what outputs are views of
-        freed.append(Free(tuple(dying[len(steps)])))
     return freed

@@ -9,13 +9,16 @@ is a tensor of its own.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate
 from typing import Final
 
 from torch import fx
 
 from stator.loops.index import Index
+from stator.lower.sizes import evaluate
 from stator.runtime.plan import Allocation, Call, Free, Launch, Plan, Step, Together, View
 from stator.torch_api import keeps_nothing
 
@@ -56,22 +59,54 @@ def plan_memory(plan: Plan) -> Memory:
     return Memory(offsets, starts[-1])
 
 
-def predicted_peak(plan: Plan, memory: Memory, hint: Callable[[Index], int]) -> int:
-    """Bytes beyond its inputs that a call holds at most, the arena included."""
-    live: dict[str, int] = {}
-    peak = now = hint(memory.arena)
-    for step in plan.steps:
-        for made in allocations(step):
-            if made.name not in memory.offsets:
-                live[made.name] = hint(rounded_bytes(made))
-                now += live[made.name]
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    """A buffer or a tensor, from the step that makes it to the one behind which it is gone."""
+
+    name: str
+    bytes: int
+    first: int
+    last: int
+    offset: Index | None  # in the arena; None: it is a tensor of its own
+
+
+def lifetimes(plan: Plan, memory: Memory) -> list[Lifetime]:
+    """What a call makes, in order, with the sizes that the plan was made for."""
+    hint = partial(evaluate, known=plan.hints)
+    made: dict[str, tuple[int, int]] = {}
+    last: dict[str, int] = {}
+    for number, step in enumerate(plan.steps):
+        for room in allocations(step):
+            made[room.name] = (hint(rounded_bytes(room)), number)
         if isinstance(step, Call) and step.out is None and step.bytes is not None:
-            live[step.name] = hint(step.bytes)
-            now += live[step.name]
-        peak = max(peak, now)
+            made[step.name] = (hint(step.bytes), number)
         if isinstance(step, Free):
-            now -= sum(live.pop(name, 0) for name in step.names)
-    return peak
+            last.update(dict.fromkeys(step.names, number))
+    return [
+        Lifetime(name, size, first, last.get(name, len(plan.steps)), memory.offsets.get(name))
+        for name, (size, first) in made.items()
+    ]
+
+
+def predicted_peak(plan: Plan, memory: Memory) -> int:
+    """Bytes beyond its inputs that a call holds at most, the arena included."""
+    changes = [0] * (len(plan.steps) + 2)
+    for life in lifetimes(plan, memory):
+        if life.offset is None:
+            changes[life.first] += life.bytes
+            changes[life.last + 1] -= life.bytes
+    return evaluate(memory.arena, plan.hints) + max(accumulate(changes))
+
+
+def memory_text(plan: Plan, memory: Memory) -> str:
+    """Every buffer with its size, place and lifetime, for people."""
+    rows = [
+        f"  {life.name}: {life.bytes} bytes, steps {life.first} to {life.last}, "
+        + ("its own" if life.offset is None else f"arena at {life.offset}")
+        for life in lifetimes(plan, memory)
+    ]
+    peak = predicted_peak(plan, memory)
+    return "\n".join((f"memory: arena of {memory.arena} bytes, peak {peak}", *rows))
 
 
 def allocations(step: Step) -> Iterator[Allocation]:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import fx
 
-from stator.loops.index import Index
+from stator.loops.index import Index, Symbol
 from stator.loops.ir import Kernel
 from stator.loops.values import product
 from stator.lower.sizes import Shown
@@ -292,6 +292,7 @@ class Plan:
     layouts: Mapping[str, tuple[tuple[Index, ...], torch.dtype]] = field(default_factory=dict)
     sizes: Mapping[str, Shown] = field(default_factory=dict)  # by the names of symbols
     entries: Mapping[Kernel, Any] = field(default_factory=dict)  # nameless kernel -> machine code
+    hints: Mapping[Symbol, int] = field(default_factory=dict)  # what symbols were when it was made
 
     def __str__(self) -> str:
         body = "".join(f"  {step}\n" for step in self.steps)

@@ -13,7 +13,16 @@ from torch import fx
 from stator.runtime.native.frame import Frame
 from stator.runtime.native.image import Operator
 from stator.runtime.native.shims import PASSED_AS
-from stator.runtime.native.values import Handle, Numeric, Object, Parts, Reference, Values
+from stator.runtime.native.values import (
+    Handle,
+    Look,
+    Numeric,
+    Object,
+    Parts,
+    Planned,
+    Reference,
+    Values,
+)
 from stator.runtime.plan import Call
 from stator.runtime.rare import dict_of
 from stator.torch_api import OpOverload, argument_types, given_arguments, out_variant, returns_of
@@ -64,17 +73,56 @@ class Calls:
     def _python(self, call: Call) -> str:
         """Call the operator's Python object."""
         self.frame.lock()
-        if call.out is None:
-            return self._call_object(call.target, call, {})
-        written = {"out": self.values.object(call.name)}
-        return self._call_object(out_variant(call.target), call, written)
-
-    def _call_object(self, target: Any, call: Call, named: dict[str, Reference]) -> str:
-        given = [self._reference(argument) for argument in call.args]
-        named = {**{k: self._reference(value) for k, value in call.kwargs.items()}, **named}
+        is_out = call.out is not None
+        target = out_variant(call.target) if is_out else call.target
         is_operator = isinstance(target, OpOverload)
         function = self.values.fixed(Operator(target.name()) if is_operator else target)
+        words = [self._word(argument) for argument in (*call.args, *call.kwargs.values())]
+        words += [self._word_of(call.name)] if is_out else []
+        known = [word for word in words if word is not None]
+        if len(known) == len(words):
+            names = (*call.kwargs, "out") if is_out else tuple(call.kwargs)
+            return self._call_described(function, known, names)
+        given = [self._reference(argument) for argument in call.args]
+        named = {k: self._reference(value) for k, value in call.kwargs.items()}
+        if is_out:
+            named["out"] = self.values.object(call.name)
         return self.values.call_object(function, [*given, *named.values()], tuple(named))
+
+    def _call_described(self, function: Reference, words: list[int], names: tuple[str, ...]) -> str:
+        """A call whose arguments the prelude gathers: less code for what is rare or slow anyway."""
+        frame = self.frame
+        result = frame.call(
+            "ptr",
+            "stator_call",
+            f"ptr {function.value}",
+            f"ptr {frame.numbers(words)}",
+            f"i64 {len(words)}",
+            f"i64 {len(names)}",
+            f"ptr {frame.python(names) if names else 'null'}",
+            "ptr %table",
+            "ptr %objects",
+            "ptr %handles",
+        )
+        frame.require(frame.is_set(result))
+        return result
+
+    def _word(self, value: Any) -> int | None:
+        """Where the prelude finds an argument; None where it takes code to make it."""
+        if isinstance(value, fx.Node):
+            return self._word_of(value.name)
+        return None if _has_nodes(value) else self.frame.in_table(value) << 2
+
+    def _word_of(self, name: str) -> int | None:
+        match self.values.places[name]:
+            case Object(slot):
+                return slot << 2 | 1
+            case Handle(slot):
+                return slot << 2 | 2
+            case Planned() | Look():
+                return self.values.view(name) << 2 | 2
+            case _:
+                return None
 
     def _reference(self, value: Any) -> Reference:
         """An argument as a Python object."""
@@ -188,8 +236,7 @@ class Calls:
 
     def _integers(self, values: Sequence[Any]) -> str:
         if not any(isinstance(value, fx.Node) for value in values):
-            row = ", ".join(f"i64 {int(value)}" for value in values)
-            return self.frame.constant(f"[{len(values)} x i64] [{row}]") if values else "null"
+            return self.frame.numbers([int(value) for value in values])
         room = self.frame.room(len(values))
         for number, value in enumerate(values):
             self.frame.put("i64", self._integer(value), room, number)

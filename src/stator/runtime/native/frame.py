@@ -46,14 +46,17 @@ class Frame(Indices):
         escaped = "".join("\\" + f"{byte:02X}" for byte in raw)
         return self.constant(f'[{len(raw)} x i8] c"{escaped}"')
 
+    def numbers(self, values: Sequence[int]) -> str:
+        """Known numbers in a row, in memory."""
+        row = ", ".join(f"i64 {value}" for value in values)
+        return self.constant(f"[{len(values)} x i64] [{row}]") if values else "null"
+
     def array(self, values: Sequence[Index]) -> str:
         """Numbers in a row, in memory."""
         count = len(values)
-        known = [value.constant for value in values]
-        if not count:
-            return "null"
-        if all(value is not None for value in known):
-            return self.constant(f"[{count} x i64] [{', '.join(f'i64 {n}' for n in known)}]")
+        known = [value.constant for value in values if value.constant is not None]
+        if len(known) == count:
+            return self.numbers(known)
         room = self.room(count)
         for number, value in enumerate(values):
             self.put("i64", self.index(value), room, number)
@@ -61,12 +64,16 @@ class Frame(Indices):
 
     def python(self, value: Any) -> str:
         """A Python object of the table."""
+        place = self.w.let(f"getelementptr ptr, ptr %table, i64 {self.in_table(value)}")
+        return self.w.let(f"load ptr, ptr {place}")
+
+    def in_table(self, value: Any) -> int:
+        """The place of a Python object in the table."""
         key = value if isinstance(value, Operator) else id(value)
         number = self.known.setdefault(key, len(self.table))
         if number == len(self.table):
             self.table.append(value)
-        place = self.w.let(f"getelementptr ptr, ptr %table, i64 {number}")
-        return self.w.let(f"load ptr, ptr {place}")
+        return number
 
     # --- memory of the call ---
 
@@ -167,6 +174,15 @@ class Frame(Indices):
         self.w.line(f"br i1 {good}, label %{on}, label %{bad}")
         self.w.open_block(bad)
         self.fail()
+        self.w.open_block(on)
+
+    def require_memory(self, good: str) -> None:
+        """Give up, because there is no memory left, unless `good`."""
+        bad, on = self.w.name("bad"), self.w.name("on")
+        self.w.line(f"br i1 {good}, label %{on}, label %{bad}")
+        self.w.open_block(bad)
+        self.w.line(f"store i64 {self.step}, ptr %failed")
+        self.w.line("br label %no_memory")
         self.w.open_block(on)
 
     def fail(self) -> None:

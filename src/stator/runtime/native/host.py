@@ -119,9 +119,7 @@ class _Host:
         size = frame.index(self.memory.arena)
         frame.w.line(f"%arena = call ptr @stator_arena_take(i64 {size})")
         frame.declared["stator_arena_take"] = "declare ptr @stator_arena_take(i64) nonlazybind"
-        with frame.unless(frame.is_set("%arena")):
-            frame.call("ptr", "PyErr_NoMemory")
-            frame.require("false")
+        frame.require_memory(frame.is_set("%arena"))
         frame.w.line("store ptr %arena, ptr %taken")
 
     def _count_threads(self) -> None:
@@ -227,16 +225,14 @@ class _Host:
     def _outputs(self) -> Reference:
         """A tuple of what the plan returns; the program holds nothing then."""
         self.frame.lock()
-        names: dict[str, None] = {}
-        items: list[Reference] = []
-        for value in self.plan.outputs:
-            if isinstance(value, fx.Node):
-                names[value.name] = None
-                items.append(self.values.object(value.name))
-            else:
-                items.append(self.values.fixed(value))
+        items = [
+            self.values.object(value.name)
+            if isinstance(value, fx.Node)
+            else self.values.fixed(value)
+            for value in self.plan.outputs
+        ]
         result = self.values.row_of(items, "Tuple")
-        for name in names:
+        for name in list(self.values.places):  # outputs, and what they are views of
             self.values.free(name)
         return result
 
@@ -244,6 +240,10 @@ class _Host:
         """Where every failure ends: with an exception, and nothing held."""
         frame = self.frame
         w = frame.w
+        w.open_block("no_memory")
+        frame.call("void", "stator_lock", "ptr %thread")
+        frame.call("ptr", "PyErr_NoMemory")
+        w.line("br label %fail")
         w.open_block("fail")
         frame.call("void", "stator_lock", "ptr %thread")
         number = w.let("load i64, ptr %failed")

@@ -51,6 +51,7 @@ class Image:
     kernels: tuple[tuple[int, str], ...]  # kernel_0, kernel_1, … of the host: module, name there
     table: tuple[Any, ...]
     prelude: bytes
+    peak: int  # bytes beyond its inputs that a call was foreseen to hold
 
 
 class _Method(ctypes.Structure):

@@ -1,12 +1,12 @@
 ; What every host program calls: memory that is kept between calls, tensors on it, and the way out
 ; of an error.  Compiled once in a process.
 ;
-; A block is a mapping of pages of its own.  Its first 64 bytes are a header; what is handed out
-; begins behind it.  Blocks that nobody uses wait in lists: those of the pool by size class, those
-; of arenas in one list.  All of it is guarded by one mutex, which a fork takes (see pool.py), so
-; that a child finds it free and the lists whole.
+; A block is a mapping of pages of its own.  The 64 bytes before what is handed out are its header.
+; Blocks that nobody uses wait in lists: those of the pool by size class, those of arenas in one
+; list.  All of it is guarded by one mutex, which a fork takes (see prelude.py), so that a child
+; finds it free and the lists whole.
 
-%block = type { ptr, i64, i64 }  ; next in the list, bytes of the mapping, size class
+%block = type { ptr, i64, i64, i64 }  ; next in the list, bytes and size class, start of the mapping
 
 @mutex = internal global [64 x i8] zeroinitializer, align 64
 @idle = internal global [512 x ptr] zeroinitializer
@@ -41,16 +41,16 @@ declare ptr @PyErr_NoMemory() nonlazybind
 
 ; --- pages ---
 
-; A new block; null if the system has no memory left.  From 2 MiB on it begins and ends on their
-; borders, and asks for pages of that size: one fault instead of 512.
+; A new block; null if the system has no memory left.  What it hands out begins, from 2 MiB on, on a
+; border of 2 MiB, and asks for pages of that size: one fault instead of 512.  The header is in the
+; page before it, then.
 define internal ptr @map_block(i64 %bytes) {
-  %needed = add i64 %bytes, 64
-  %large = icmp uge i64 %needed, 2097152
+  %large = icmp uge i64 %bytes, 2097152
   %align = select i1 %large, i64 2097152, i64 4096
-  %mask = sub i64 %align, 1
-  %raised = add i64 %needed, %mask
-  %off = xor i64 %mask, -1
-  %total = and i64 %raised, %off
+  %head = select i1 %large, i64 4096, i64 64
+  %needed = add i64 %bytes, %head
+  %raised = add i64 %needed, 4095
+  %total = and i64 %raised, -4096
   %more = select i1 %large, i64 %align, i64 0
   %asked = add i64 %total, %more
   %got = call ptr @mmap(ptr null, i64 %asked, i32 {PROTECTION}, i32 {FLAGS}, i32 -1, i64 0)
@@ -60,11 +60,12 @@ define internal ptr @map_block(i64 %bytes) {
 none:
   ret ptr null
 some:
-  %lifted = add i64 %address, %mask
-  %start = and i64 %lifted, %off
-  %block = inttoptr i64 %start to ptr
   br i1 %large, label %trim, label %done
 trim:
+  %behind_head = add i64 %address, 4096
+  %lifted = add i64 %behind_head, 2097151
+  %border = and i64 %lifted, -2097152
+  %start = sub i64 %border, 4096
   %before = sub i64 %start, %address
   %has_before = icmp ne i64 %before, 0
   br i1 %has_before, label %drop_before, label %behind
@@ -82,12 +83,30 @@ drop_after:
   call i32 @munmap(ptr %tail, i64 %after)
   br label %ask
 ask:
-  call i32 @madvise(ptr %block, i64 %total, i32 {HUGE})
+  %data = inttoptr i64 %border to ptr
+  %length = sub i64 %total, 4096
+  call i32 @madvise(ptr %data, i64 %length, i32 {HUGE})
   br label %done
 done:
+  %base = phi i64 [ %address, %some ], [ %start, %ask ]
+  %lead = sub i64 %head, 64
+  %block_at = add i64 %base, %lead
+  %block = inttoptr i64 %block_at to ptr
   %bytes_at = getelementptr %block, ptr %block, i64 0, i32 1
   store i64 %total, ptr %bytes_at
+  %base_at = getelementptr %block, ptr %block, i64 0, i32 3
+  store i64 %base, ptr %base_at
   ret ptr %block
+}
+
+; Give a block back to the system.
+define internal void @unmap_block(ptr %block) {
+  %bytes_at = getelementptr %block, ptr %block, i64 0, i32 1
+  %bytes = load i64, ptr %bytes_at
+  %base_at = getelementptr %block, ptr %block, i64 0, i32 3
+  %base = load ptr, ptr %base_at
+  call i32 @munmap(ptr %base, i64 %bytes)
+  ret void
 }
 
 ; Give a list of blocks back to the system; how many bytes that was.
@@ -105,7 +124,7 @@ body:
   %bytes_at = getelementptr %block, ptr %block, i64 0, i32 1
   %bytes = load i64, ptr %bytes_at
   %more = add i64 %sum, %bytes
-  call i32 @munmap(ptr %block, i64 %bytes)
+  call void @unmap_block(ptr %block)
   br label %head
 done:
   ret i64 %sum
@@ -239,11 +258,11 @@ some:
   call i32 @pthread_mutex_unlock(ptr @mutex)
   %bytes_at = getelementptr %block, ptr %first, i64 0, i32 1
   %total = load i64, ptr %bytes_at
-  %needed = add i64 %bytes, 64
+  %needed = add i64 %bytes, 4096
   %enough = icmp uge i64 %total, %needed
   br i1 %enough, label %done, label %small
 small:
-  call i32 @munmap(ptr %first, i64 %total)
+  call void @unmap_block(ptr %first)
   br label %map
 without:
   call i32 @pthread_mutex_unlock(ptr @mutex)
@@ -502,4 +521,117 @@ wait:
   br label %done
 done:
   ret void
+}
+
+; --- calls of Python ---
+
+declare ptr @PyObject_Vectorcall(ptr, ptr, i64, ptr) nonlazybind
+declare ptr @{WRAP}(ptr) nonlazybind
+
+; Call %function with arguments that %given describes, one word each: where it is (0: the table,
+; 1: the objects, 2: the handles, as a new Python object) and, two bits higher, at which place.
+; The last %named of them go by %names.  Python's lock is held.
+define ptr @stator_call(ptr %function, ptr %given, i64 %count, i64 %named, ptr %names, ptr %table, ptr %objects, ptr %handles) {
+entry:
+  %arguments = alloca ptr, i64 %count
+  br label %head
+head:
+  %i = phi i64 [ 0, %entry ], [ %next_i, %put ]
+  %more = icmp slt i64 %i, %count
+  br i1 %more, label %body, label %call
+body:
+  %word_at = getelementptr i64, ptr %given, i64 %i
+  %word = load i64, ptr %word_at
+  %kind = and i64 %word, 3
+  %place = lshr i64 %word, 2
+  %in_table = icmp eq i64 %kind, 0
+  %in_objects = icmp eq i64 %kind, 1
+  %low = select i1 %in_objects, ptr %objects, ptr %handles
+  %array = select i1 %in_table, ptr %table, ptr %low
+  %held_at = getelementptr ptr, ptr %array, i64 %place
+  %held = load ptr, ptr %held_at
+  %is_handle = icmp eq i64 %kind, 2
+  br i1 %is_handle, label %wrap, label %put
+wrap:
+  %wrapped = call ptr @{WRAP}(ptr %held)
+  br label %put
+put:
+  %argument = phi ptr [ %held, %body ], [ %wrapped, %wrap ]
+  %argument_at = getelementptr ptr, ptr %arguments, i64 %i
+  store ptr %argument, ptr %argument_at
+  %next_i = add i64 %i, 1
+  br label %head
+call:
+  %unnamed = sub i64 %count, %named
+  %result = call ptr @PyObject_Vectorcall(ptr %function, ptr %arguments, i64 %unnamed, ptr %names)
+  br label %drop_head
+drop_head:
+  %k = phi i64 [ 0, %call ], [ %next_k, %drop_next ]
+  %rest = icmp slt i64 %k, %count
+  br i1 %rest, label %drop_body, label %done
+drop_body:
+  %its_word_at = getelementptr i64, ptr %given, i64 %k
+  %its_word = load i64, ptr %its_word_at
+  %its_kind = and i64 %its_word, 3
+  %own = icmp eq i64 %its_kind, 2
+  br i1 %own, label %drop, label %drop_next
+drop:
+  %own_at = getelementptr ptr, ptr %arguments, i64 %k
+  %own_argument = load ptr, ptr %own_at
+  call void @Py_DecRef(ptr %own_argument)
+  br label %drop_next
+drop_next:
+  %next_k = add i64 %k, 1
+  br label %drop_head
+done:
+  ret ptr %result
+}
+
+; stator_data for a tensor in a slot of objects.  Where it lies otherwise, %words say what of the
+; table mends that: a function, the strides and the type that it is called with; its result takes
+; the tensor's place.  1: that raised, and Python's lock is held.
+define i32 @stator_object_data(ptr %slot, i32 %dtype, i64 %dims, ptr %stride, i32 %written, ptr %data, ptr %table, ptr %words, ptr %thread) {
+entry:
+  %object = load ptr, ptr %slot
+  %tensor = getelementptr i8, ptr %object, i64 {TENSOR}
+  %code = call i32 @stator_data(ptr %tensor, i32 %dtype, i64 %dims, ptr %stride, i32 %written, ptr %data)
+  %good = icmp eq i32 %code, 0
+  br i1 %good, label %done, label %mend
+done:
+  ret i32 0
+mend:
+  %state = load ptr, ptr %thread
+  %unlocked = icmp ne ptr %state, null
+  call void @stator_lock(ptr %thread)
+  %arguments = alloca [3 x ptr]
+  store ptr %object, ptr %arguments
+  %function = call ptr @in_table(ptr %table, ptr %words, i64 0)
+  %stride_tuple = call ptr @in_table(ptr %table, ptr %words, i64 1)
+  %type = call ptr @in_table(ptr %table, ptr %words, i64 2)
+  %second = getelementptr ptr, ptr %arguments, i64 1
+  store ptr %stride_tuple, ptr %second
+  %third = getelementptr ptr, ptr %arguments, i64 2
+  store ptr %type, ptr %third
+  %fresh = call ptr @PyObject_Vectorcall(ptr %function, ptr %arguments, i64 3, ptr null)
+  %raised = icmp eq ptr %fresh, null
+  br i1 %raised, label %fail, label %replace
+fail:
+  ret i32 1
+replace:
+  store ptr %fresh, ptr %slot
+  call void @Py_DecRef(ptr %object)
+  %inside = getelementptr i8, ptr %fresh, i64 {TENSOR}
+  call i32 @torch_get_const_data_ptr(ptr %inside, ptr %data)
+  br i1 %unlocked, label %unlock, label %done
+unlock:
+  call void @stator_unlock(ptr %thread)
+  br label %done
+}
+
+define internal ptr @in_table(ptr %table, ptr %words, i64 %number) {
+  %word_at = getelementptr i64, ptr %words, i64 %number
+  %word = load i64, ptr %word_at
+  %held_at = getelementptr ptr, ptr %table, i64 %word
+  %held = load ptr, ptr %held_at
+  ret ptr %held
 }

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from stator.codegen.llvm.libraries import library_function
 from stator.codegen.llvm.objects import Code, load_object
+from stator.torch_api import TENSOR_IN_OBJECT, WRAP_TENSOR
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +54,15 @@ def load_prelude(data: bytes) -> dict[str, int]:
 def prelude_text() -> str:
     """LLVM text of the prelude for this system."""
     text = files(__package__).joinpath("prelude.ll").read_text()
-    numbers = {
+    parts = {
+        "{WRAP}": WRAP_TENSOR,
+        "{TENSOR}": TENSOR_IN_OBJECT,
         "{PROTECTION}": mmap.PROT_READ | mmap.PROT_WRITE,
         "{FLAGS}": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS,
         "{HUGE}": getattr(mmap, "MADV_HUGEPAGE", 14),
     }
-    for mark, number in numbers.items():
-        text = text.replace(mark, str(number))
+    for mark, part in parts.items():
+        text = text.replace(mark, str(part))
     return text
 
 

@@ -37,6 +37,15 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True)
+class Look:
+    """Another look at the memory of a tensor outside of the arena."""
+
+    root: str
+    made: Allocation
+    offset: Index  # from the root's first element
+
+
+@dataclass(frozen=True, slots=True)
 class Numeric:
     """An integer in a register."""
 
@@ -50,7 +59,7 @@ class Parts:
     slots: tuple[int, ...]
 
 
-Place: TypeAlias = Object | Handle | Planned | Numeric | Parts
+Place: TypeAlias = Object | Handle | Planned | Look | Numeric | Parts
 Layouts: TypeAlias = Mapping[str, tuple[tuple[Index, ...], torch.dtype]]
 
 
@@ -71,6 +80,7 @@ class Values:
     written: frozenset[str]  # that some kernel stores into
     places: dict[str, Place] = field(default_factory=dict)
     addresses: dict[str, str] = field(default_factory=dict)  # of data
+    tuples: dict[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict)
     views: dict[str, int] = field(default_factory=dict)  # handles on buffers of the arena
 
     # --- making and freeing ---
@@ -118,24 +128,13 @@ class Values:
         start = self.address(source)
         step = frame.index(view.offset * made.dtype.itemsize)
         self.addresses[made.name] = frame.w.let(f"getelementptr i8, ptr {start}, i64 {step}")
-        if isinstance(self.places[source], Planned):
-            self.places[made.name] = Planned(made)
-            return
-        slot = frame.new_handle()
-        code = frame.call(
-            "i32",
-            "aoti_torch__reinterpret_tensor",
-            f"ptr {self.handle(source)}",
-            f"i64 {len(made.size)}",
-            f"ptr {frame.array(made.size)}",
-            f"ptr {frame.array(made.stride)}",
-            f"i64 {frame.index(view.offset)}",
-            f"ptr {frame.handle_at(slot)}",
-        )
-        with frame.unless(frame.is_zero(code)):
-            frame.call("ptr", "PyErr_NoMemory")
-            frame.require("false")
-        self.places[made.name] = Handle(slot)
+        match self.places[source]:
+            case Planned():
+                self.places[made.name] = Planned(made)
+            case Look(root, _, offset):
+                self.places[made.name] = Look(root, made, offset + view.offset)
+            case _:
+                self.places[made.name] = Look(source, made, view.offset)
 
     def free(self, name: str) -> None:
         """Let go of a value."""
@@ -146,7 +145,7 @@ class Values:
                 frame.drop_object(slot)
             case Handle(slot):
                 frame.drop_handle(slot)
-            case Planned() if name in self.views:
+            case Planned() | Look() if name in self.views:
                 frame.drop_handle(self.views.pop(name))
             case Parts(slots):
                 for slot in slots:
@@ -164,7 +163,9 @@ class Values:
         frame = self.frame
         data = frame.room(1)
         getter = f"torch_get_{'mutable' if name in self.written else 'const'}_data_ptr"
-        if name in self.layouts:
+        if name in self.layouts and self._is_simple(name):
+            self._check_object(name, data)
+        elif name in self.layouts:
             stride, dtype = self.layouts[name]
             code = frame.call(
                 "i32",
@@ -182,6 +183,37 @@ class Values:
         else:
             frame.call("i32", getter, f"ptr {self.handle(name)}", f"ptr {data}")
         return frame.w.let(f"load ptr, ptr {data}")
+
+    def _is_simple(self, name: str) -> bool:
+        """Whether the check is one call of the prelude's: most are, and it is short."""
+        known = all(step.constant is not None for step in self.layouts[name][0])
+        return known and isinstance(self.places[name], Object)
+
+    def _check_object(self, name: str, data: str) -> None:
+        frame, place = self.frame, self.places[name]
+        assert isinstance(place, Object), "it was looked at before"
+        stride, dtype = self.layouts[name]
+        fix = refuse if name in self.written else as_planned
+        mends = (fix, self._known(stride), dtype)
+        code = frame.call(
+            "i32",
+            "stator_object_data",
+            f"ptr {frame.object_at(place.slot)}",
+            f"i32 {scalar_type(dtype)}",
+            f"i64 {len(stride)}",
+            f"ptr {frame.array(stride)}",
+            f"i32 {int(name in self.written)}",
+            f"ptr {data}",
+            "ptr %table",
+            f"ptr {frame.numbers([frame.in_table(value) for value in mends])}",
+            "ptr %thread",
+        )
+        frame.require(frame.is_zero(code))
+
+    def _known(self, sizes: Sequence[Index]) -> tuple[int, ...]:
+        """Sizes as a tuple, the same one for the same sizes."""
+        key = tuple(size.constant for size in sizes if size.constant is not None)
+        return self.tuples.setdefault(key, key)
 
     def _lay_out(self, name: str) -> None:
         """Put a copy of a tensor that lies otherwise in its place; what is written to may not."""
@@ -222,18 +254,42 @@ class Values:
                 return frame.w.let(f"getelementptr i8, ptr {held}, i64 {TENSOR_IN_OBJECT}")
             case Handle(slot):
                 return frame.load_handle(slot)
-            case Planned(made):
-                if name not in self.views:
-                    self.views[name] = self._view(made)
-                return frame.load_handle(self.views[name])
+            case Planned() | Look():
+                return frame.load_handle(self.view(name))
             case other:
                 raise AssertionError(f"{name}, a {type(other).__name__}, is no tensor")
 
-    def _view(self, made: Allocation) -> int:
-        """A handle on a buffer of the arena."""
+    def view(self, name: str) -> int:
+        """The slot of a handle on another's memory; made when it is first asked for."""
+        if name not in self.views:
+            slot = self.frame.new_handle()
+            match self.places[name]:
+                case Planned(made):
+                    code = self._on_arena(made, slot)
+                case Look(root, made, offset):
+                    code = self._on_tensor(root, made, offset, slot)
+                case other:
+                    raise AssertionError(f"a {type(other).__name__} has a handle of its own")
+            self.frame.require_memory(self.frame.is_zero(code))
+            self.views[name] = slot
+        return self.views[name]
+
+    def _on_tensor(self, root: str, made: Allocation, offset: Index, slot: int) -> str:
         frame = self.frame
-        slot = frame.new_handle()
-        code = frame.call(
+        return frame.call(
+            "i32",
+            "aoti_torch__reinterpret_tensor",
+            f"ptr {self.handle(root)}",
+            f"i64 {len(made.size)}",
+            f"ptr {frame.array(made.size)}",
+            f"ptr {frame.array(made.stride)}",
+            f"i64 {frame.index(offset)}",
+            f"ptr {frame.handle_at(slot)}",
+        )
+
+    def _on_arena(self, made: Allocation, slot: int) -> str:
+        frame = self.frame
+        return frame.call(
             "i32",
             "torch_from_blob",
             f"ptr {self.addresses[made.name]}",
@@ -251,10 +307,6 @@ class Values:
             "ptr null",  # nobody deletes it
             "ptr null",
         )
-        with frame.unless(frame.is_zero(code)):
-            frame.call("ptr", "PyErr_NoMemory")
-            frame.require("false")
-        return slot
 
     def object(self, name: str) -> Reference:
         """A value as a Python object."""
@@ -264,7 +316,7 @@ class Values:
                 return Reference(frame.load_object(slot))
             case Numeric(value):
                 return self.number(value)
-            case Handle() | Planned():
+            case Handle() | Planned() | Look():
                 return self.wrapped(self.handle(name))
             case Parts(slots):
                 parts = [self.wrapped(frame.load_handle(slot)) for slot in slots]
@@ -287,7 +339,7 @@ class Values:
     def sizes(self, sizes: Sequence[Index]) -> Reference:
         """Sizes as a tuple."""
         if all(size.constant is not None for size in sizes):
-            return self.fixed(tuple(size.constant for size in sizes))
+            return self.fixed(self._known(sizes))
         return self.row_of([self.number(self.frame.index(size)) for size in sizes], "Tuple")
 
     def row_of(self, items: Sequence[Reference], kind: str) -> Reference:

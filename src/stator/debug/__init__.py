@@ -1,0 +1,1 @@
+"""Tools that look at compilations; nothing of the compiler imports them."""
