@@ -21,7 +21,7 @@ def test_the_tour_is_up_to_date() -> None:
 def test_no_excerpt_is_empty() -> None:
     kept = TOUR.read_text(encoding="utf-8")
 
-    assert kept.count("<!-- dump: ") == 12
+    assert kept.count("<!-- dump: ") == 13
     assert not re.search(r"```\w+\n```", kept)
 
 
