@@ -7,8 +7,8 @@ captured graph: the compiler is imported then, not before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import fx
 
 from stator.aot.assemble import assemble, with_alias_check
 from stator.aot.function import BackwardGraphs
+from stator.aot.metadata import Facts
 from stator.cache.fingerprint import NoKey, fingerprint, user_lines
 from stator.cache.programs import FoundBackward, Programs, StoredProgram
 from stator.cache.remote import Remote
@@ -25,8 +26,14 @@ from stator.core.events import Compilation
 from stator.core.torch_types import Flat
 from stator.errors import CompileError
 from stator.options import Options, cache_folder
-from stator.runtime.native.image import load_image, why_not_native
-from stator.torch_api import FakeTensorMode, autocast_state, fake_inputs
+from stator.runtime.native.image import why_not_native
+from stator.torch_api import (
+    FakeTensorMode,
+    autocast_state,
+    compile_state,
+    fake_inputs,
+    guard_count,
+)
 
 
 def find_programs(
@@ -38,12 +45,18 @@ def find_programs(
         record.cache = f"off: {reason}"
         return None
     with record.stage("key", len(module.graph.nodes)):
+        lines = user_lines(module)
         try:
-            key = fingerprint(module, inputs, options)
+            key = fingerprint(module, inputs, options, lines)
         except NoKey as error:
             record.cache = f"off: {error}"
             return None
-        return Programs(open_store(options), key, user_lines(module), record)
+    try:
+        store = open_store(options)
+    except RuntimeError as error:  # the user has no home
+        record.cache = f"off: {error}"
+        return None
+    return Programs(store, key, list(dict.fromkeys(lines.values())), record)
 
 
 def why_not_cached(options: Options) -> str | None:
@@ -55,6 +68,12 @@ def why_not_cached(options: Options) -> str | None:
     if options.executor != "native" or not options.kernels:
         return "only native programs are kept"
     return why_not_native()
+
+
+def why_not_kept(mode: FakeTensorMode, promises: int) -> str | None:
+    """None unless a trace made more conditions on sizes than the `promises` that Dynamo knows."""
+    changed = guard_count(mode) != promises
+    return "its sizes were found to obey conditions" if changed else None
 
 
 def open_store(options: Options) -> Store:
@@ -81,6 +100,7 @@ class Captured:
     record: Compilation
     grad_mode: bool = field(default_factory=torch.is_grad_enabled)
     autocast: tuple[Any, ...] = field(default_factory=autocast_state)
+    dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
     runner: Flat | None = None
 
     def __call__(self, *arguments: Any) -> Any:
@@ -97,22 +117,40 @@ class Captured:
         return _Late(self, function, replays_random)
 
     def compile_backward(
-        self, stored: StoredProgram, fakes: list[Any], mode: FakeTensorMode
+        self, facts: Facts, fakes: list[Any], mode: FakeTensorMode, programs: Programs
     ) -> BackwardGraphs:
-        """Trace the program again, for a backward graph that nobody kept."""
+        """Trace the program again, for a backward graph that nobody kept; from now on it is."""
         from stator.aot.compile import trace_and_cut
         from stator.aot.graphs import FreshBackward, facts_of
         from stator.pipeline import make_tools
 
         tools = make_tools(self.options, self.record)
+        promises = guard_count(mode)
+        with self._as_it_was():
+            same_state = compile_state() == dict(programs.key.parts)["state"]
+            traced, halves = trace_and_cut(self, fakes, mode, tools)
+        if facts_of(traced, halves) != facts:
+            raise CompileError("trace", "a program was traced to another one than is in the cache")
+
+        def may_keep() -> str | None:
+            return why_not_kept(mode, promises) if same_state else "torch's switches were turned"
+
+        return FreshBackward(traced, halves, tools, programs.keeper(may_keep))
+
+    @contextmanager
+    def _as_it_was(self) -> Iterator[None]:
+        """The state of torch's in which the graph was captured, as far as it decides a trace."""
+        dtype = torch.get_default_dtype()
         with ExitStack() as stack:
             stack.enter_context(torch.set_grad_enabled(self.grad_mode))
-            for device, dtype in self.autocast:
-                stack.enter_context(torch.autocast(device, dtype=dtype, cache_enabled=False))
-            traced, halves = trace_and_cut(self, fakes, mode, tools)
-        if facts_of(traced, halves) != stored.facts:
-            raise CompileError("trace", "a program was traced to another one than is in the cache")
-        return FreshBackward(traced, halves, tools)
+            for device, _ in autocast_state():  # that of whoever asks for gradients
+                stack.enter_context(torch.autocast(device, enabled=False))
+            for device, kind in self.autocast:
+                stack.enter_context(torch.autocast(device, dtype=kind))
+            if dtype != self.dtype:
+                stack.callback(torch.set_default_dtype, dtype)
+                torch.set_default_dtype(self.dtype)
+            yield
 
 
 @dataclass(slots=True)
@@ -146,9 +184,8 @@ def restored(programs: Programs, stored: StoredProgram, captured: Captured) -> F
 
     def compile_backward() -> BackwardGraphs:
         assert mode is not None, "a program without tangents has no backward"
-        return captured.compile_backward(stored, fakes, mode)
+        return captured.compile_backward(facts, fakes, mode, programs)
 
-    forward = load_image(stored.forward, "forward")
     backward = FoundBackward(programs, compile_backward)
-    call = assemble(captured, facts, forward, backward, captured)
+    call = assemble(captured, facts, stored.forward, backward, captured)
     return with_alias_check(captured, call, facts.program, inputs, captured)

@@ -227,12 +227,32 @@ def is_mutable_op(target: Any) -> bool:
     return isinstance(target, OpOverload) and bool(target._schema.is_mutable)
 
 
+# Their results lie in the memory of an argument, though their schemas do not say so.
+_SECRET_KEEPERS: Final = frozenset(
+    {
+        "aten::_lazy_clone",  # until somebody writes
+        "aten::_sparse_coo_tensor_with_dims_and_tensors",
+        "aten::_unsafe_view",
+        "aten::dequantize.self",  # of what is not quantized
+        "aten::dequantize.tensors",
+        "aten::lift",
+        "aten::set.source_Storage",
+        "aten::set.source_Storage_storage_offset",
+        "aten::set.source_Tensor",
+        "aten::sparse_compressed_tensor.comp_plain_value",
+        "aten::sparse_compressed_tensor.comp_plain_value_size",
+        "aten::unsafe_split.Tensor",
+        "aten::unsafe_split_with_sizes",
+    }
+)
+
+
 def keeps_nothing(target: Any) -> bool:
     """Whether an operator of torch's own neither returns its arguments' memory nor keeps it."""
     if not isinstance(target, OpOverload) or target.namespace not in ("aten", "mkldnn"):
         return False
     name = target.name()
-    if name == "aten::_unsafe_view":  # a view that says it is none
+    if name in _SECRET_KEEPERS:
         return False
     composite = torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
     aliases = any(value.alias_info is not None for value in target._schema.returns)

@@ -125,7 +125,8 @@ def run(cases: list[Case]) -> Run:
     graph.output(tuple(part for call in parts for part in call))
     record = start_compilation()
     tools = make_tools(Options(strict=True, kernels=True), record)
-    results = iter(tools.compile_graph(fx.GraphModule({}, graph), "calls")([*tensors.values()]))
+    compiled = tools.compile_graph(fx.GraphModule({}, graph), "calls")
+    results = iter(compiled.run([*tensors.values()]))
     return Run(
         [tuple(itertools.islice(results, len(call))) for call in parts],
         sum("stays with torch" in note for note in record.notes),

@@ -51,6 +51,7 @@ _ENUMS: Final[Mapping[str, type[Enum]]] = {
 # Names of torch's that stand for themselves: torch.float32, torch.strided, …
 _NAMED: Final = (torch.dtype, torch.layout, torch.memory_format)
 _BUILTINS: Final = (slice, abs, bool, float, int, max, min, pow, round)
+_OURS: Final = ("stator.runtime.rare", "stator.ops.draws")  # modules of functions that run
 
 
 class NotData(Exception):  # noqa: N818  says what it is
@@ -62,7 +63,10 @@ def to_bytes(value: Any, lines: Sequence[str]) -> bytes:
     writer = _Writer({line: number for number, line in enumerate(lines)})
     tree = writer.tree(value)
     head = {"lengths": [len(blob) for blob in writer.blobs], "tree": tree}
-    text = json.dumps(head, separators=(",", ":"), sort_keys=True, allow_nan=False).encode()
+    try:
+        text = json.dumps(head, separators=(",", ":"), sort_keys=True, allow_nan=False).encode()
+    except ValueError as error:  # Python writes no number of thousands of digits
+        raise NotData(str(error)) from error
     return len(text).to_bytes(8, "little") + text + b"".join(writer.blobs)
 
 
@@ -127,7 +131,13 @@ class _Writer:
         plain = type(value) is torch.Tensor and value.device.type == "cpu"
         if not plain or value.layout is not torch.strided or value.requires_grad:
             raise NotData(f"a constant that is a {type(value).__name__} on {value.device}")
-        dense = value.detach().clone(memory_format=torch.contiguous_format)
+        pairs = zip(value.size(), value.stride(), strict=True)
+        if value.is_quantized or any(size > 1 and not stride for size, stride in pairs):
+            raise NotData("a constant that is quantized, or expanded")
+        try:
+            dense = value.detach().clone(memory_format=torch.contiguous_format)
+        except RuntimeError as error:  # types of few bits, which torch itself cannot copy
+            raise NotData(f"a constant of type {value.dtype}") from error
         raw = ctypes.string_at(dense.data_ptr(), dense.nbytes) if dense.numel() else b""
         numbers = [list(value.size()), list(value.stride())]
         return ["tensor", str(value.dtype).removeprefix("torch."), *numbers, self._blob(raw)]
@@ -147,6 +157,8 @@ class _Reader:
         if not isinstance(tree, list):
             return tree
         tag, *rest = tree
+        if tag not in _TAGS:
+            raise NotData(f"{tag!r} is no kind of data")
         read: Callable[..., Any] = getattr(self, f"_{tag}")
         return read(*rest)
 
@@ -178,7 +190,10 @@ class _Reader:
         return ...
 
     def _torch(self, name: str) -> Any:
-        return getattr(torch, name)
+        value = getattr(torch, name)
+        if not isinstance(value, _NAMED):
+            raise NotData(f"torch.{name} is no data")
+        return value
 
     def _device(self, name: str) -> torch.device:
         return torch.device(name)
@@ -186,6 +201,8 @@ class _Reader:
     def _tensor(self, dtype: str, size: list[int], stride: list[int], number: int) -> torch.Tensor:
         dense = torch.empty(size, dtype=getattr(torch, dtype))
         raw = self.blobs[number]
+        if len(raw) != dense.nbytes:
+            raise NotData(f"a constant has {len(raw)} bytes instead of {dense.nbytes}")
         ctypes.memmove(dense.data_ptr(), raw, len(raw))
         return torch.empty_strided(size, stride, dtype=dense.dtype).copy_(dense)
 
@@ -202,7 +219,17 @@ class _Reader:
         return _DATA[kind](*map(self.value, parts))
 
     def _function(self, module: str, name: str) -> Any:
-        return _found(module, name)
+        value = _found(module, name)
+        if _path_of(value) != (module, name):
+            raise NotData(f"{module}.{name} is somebody else's")
+        return value
+
+
+_TAGS: Final = frozenset(
+    name.removeprefix("_")
+    for name in vars(_Reader)
+    if name.startswith("_") and not name.startswith("__")
+)
 
 
 def _path_of(value: Any) -> tuple[str, str]:
@@ -222,7 +249,7 @@ def _path_of(value: Any) -> tuple[str, str]:
 
 
 def _found(module: str, name: str) -> Any:
-    """What stands under a name in torch, in `operator` and `math`, or among a few of Python's."""
+    """What stands under a name in torch, `operator` or `math`, or is one of a few others."""
     if module == "builtins":
         known = {kind.__name__: kind for kind in _BUILTINS}
         if name in known:
@@ -231,10 +258,7 @@ def _found(module: str, name: str) -> Any:
         if isinstance(error, type) and issubclass(error, Exception):
             return error
         raise NotData(f"builtins.{name} is no data")
-    if (
-        module.split(".")[0] not in ("torch", "math", "operator")
-        and module != "stator.runtime.rare"
-    ):
+    if module.split(".")[0] not in ("torch", "math", "operator") and module not in _OURS:
         raise NotData(f"{module}.{name} is not torch's, nor ours")
     value: Any = import_module(module)
     for part in name.split("."):

@@ -1,8 +1,8 @@
 """What identifies a compilation: the captured graph, its inputs, the state around it, the machine.
 
 Names, not addresses: the same program gives the same parts in every process, for every user, from
-every folder.  Where the graph calls what its text does not tell (a function of the user's), there
-is no key, and the reason says so.
+every folder, whatever its variables are called.  Where the graph calls what its text does not tell
+(a function of the user's), there is no key, and the reason says so.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from __future__ import annotations
 import hashlib
 import platform
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import FunctionType
 from typing import Any, Final
 
 import torch
@@ -28,7 +29,9 @@ from stator.torch_api import (
     HigherOrderOperator,
     OpOverload,
     OpOverloadPacket,
+    TracingContext,
     compile_state,
+    fake_inputs,
     is_traceable_wrapper_subclass,
     size_range,
 )
@@ -52,65 +55,83 @@ class NoKey(Exception):  # noqa: N818  says what it is
     """A program that its text does not identify."""
 
 
-def fingerprint(module: fx.GraphModule, inputs: Sequence[Any], options: Options) -> Key:
-    """The key of compiling a captured graph; NoKey where there is none."""
-    keyed = [part for part in fields(Options) if part.metadata.get("keyed", True)]
+def fingerprint(
+    module: fx.GraphModule, inputs: Sequence[Any], options: Options, lines: Mapping[fx.Node, str]
+) -> Key:
+    """The key of compiling a captured graph, whose nodes have `lines`; NoKey if there is none."""
     return Key.of(
         {
-            "graph": _digest(graph_text(module)),
+            "graph": _digest(graph_text(module, lines)),
             "inputs": _digest(input_text(module, inputs)),
             "state": compile_state(),
-            "options": ", ".join(f"{part.name}={getattr(options, part.name)!r}" for part in keyed),
+            "options": _options_text(options),
             "stator": _own_code(),
             "torch": f"{torch.__version__} {torch.version.git_version}",
-            "llvmlite": version("llvmlite"),
+            "llvmlite": _llvmlite(),
             "python": f"{platform.python_implementation()} {platform.python_version()}",
             "machine": _machine(),
         }
     )
 
 
-def user_lines(module: fx.GraphModule) -> list[str]:
-    """The lines of the user's program that the graph came from, in their order."""
-    found = (user_line(node) for graph in _modules(module) for node in graph.graph.nodes)
-    return list(dict.fromkeys(line for line in found if line is not None))
-
-
-def _modules(module: fx.GraphModule) -> Iterator[fx.GraphModule]:
-    return (part for part in module.modules() if isinstance(part, fx.GraphModule))
+def user_lines(module: fx.GraphModule) -> dict[fx.Node, str]:
+    """The line of the user's program that each node came from, where that is known."""
+    parts = (part for part in module.modules() if isinstance(part, fx.GraphModule))
+    found = ((node, user_line(node)) for part in parts for node in part.graph.nodes)
+    return {node: line for node, line in found if line is not None}
 
 
 # --- the graph ---
 
 
-def graph_text(module: fx.GraphModule) -> Iterator[str]:
-    """A line for each node, the graphs inside of graphs included."""
+def graph_text(module: fx.GraphModule, lines: Mapping[fx.Node, str]) -> Iterator[str]:
+    """A line for each node, the graphs inside of graphs included.
+
+    Of the user's lines it tells which nodes share one: what is stored names them by number.
+    """
+    numbers = {line: number for number, line in enumerate(dict.fromkeys(lines.values()))}
+    return _graph_text(module, {node: numbers[line] for node, line in lines.items()})
+
+
+def _graph_text(module: fx.GraphModule, lines: Mapping[fx.Node, int]) -> Iterator[str]:
+    names = {node: f"%{number}" for number, node in enumerate(module.graph.nodes)}
+    held: dict[str, int] = {}  # attributes, in the order in which they are read
     for node in module.graph.nodes:
-        target = _target(module, node)
-        yield f"{node.name} = {node.op} {target}({_text(node.args)}, {_text(node.kwargs)})"
+        given = f"({_text(node.args, names)}, {_text(node.kwargs, names)})"
+        yield f"{names[node]} = {node.op} {_target(node, held)}{given} line {lines.get(node)}"
         if node.op == "get_attr":
-            held = _attribute(module, str(node.target))
-            if isinstance(held, fx.GraphModule):
-                if held.meta:  # a policy of the user's for checkpoints, say
-                    raise NoKey(f"{node.name} has notes: {', '.join(map(str, held.meta))}")
-                yield from (f"  {line}" for line in graph_text(held))
-            elif isinstance(held, torch.Tensor):
-                yield f"  {_tensor(held)}"
-            else:
-                raise NoKey(f"{node.name} holds a {type(held).__name__}")
+            yield from (f"  {line}" for line in _held_text(module, node, lines))
 
 
-def _target(module: fx.GraphModule, node: fx.Node) -> str:
-    if node.op == "call_module":
-        raise NoKey(f"{node.name} calls a module, whose code the graph does not show")
-    return _function(node.target) if node.op == "call_function" else str(node.target)
-
-
-def _attribute(module: fx.GraphModule, path: str) -> Any:
+def _held_text(
+    module: fx.GraphModule, node: fx.Node, lines: Mapping[fx.Node, int]
+) -> Iterator[str]:
+    """What stands under an attribute of the graph's."""
     value: Any = module
-    for name in path.split("."):
+    for name in str(node.target).split("."):
         value = getattr(value, name)
-    return value
+    if isinstance(value, fx.GraphModule):
+        if value.meta:  # a policy of the user's for checkpoints, say
+            raise NoKey(f"{node.name} has notes: {', '.join(map(str, value.meta))}")
+        yield from _graph_text(value, lines)
+    elif isinstance(value, torch.Tensor):
+        yield f"{_tensor(value)} {_history(value)}"
+    else:
+        raise NoKey(f"{node.name} holds a {type(value).__name__}")
+
+
+def _target(node: fx.Node, held: dict[str, int]) -> str:
+    match node.op:
+        case "call_module":
+            raise NoKey(f"{node.name} calls a module, whose code the graph does not show")
+        case "call_function":
+            return _function(node.target)
+        case "call_method":
+            return str(node.target)
+        case "get_attr":
+            return str(held.setdefault(str(node.target), len(held)))
+        case _:
+            return ""  # the name of an input is the user's
 
 
 def _function(target: Any) -> str:
@@ -125,21 +146,47 @@ def _function(target: Any) -> str:
         if target.name() not in _WRAPPERS:
             raise NoKey(f"{target.name()} may hold more than its text shows")
         return f"higher_order {target.name()}"
-    module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", None)
-    if module is None and type(target).__name__ in (
-        "builtin_function_or_method",
-        "method_descriptor",
-    ):
-        module = "builtins"  # torch's C functions name no module
-    if not isinstance(module, str) or module.split(".")[0] not in _MODULES or name is None:
-        raise NoKey(f"{name or target} is a function of the user's")
-    return f"{module}.{name}"
+    name = _place_of(target)
+    if name is None:
+        raise NoKey(f"{getattr(target, '__qualname__', target)} is a function of the user's")
+    return name
 
 
-def _text(value: Any) -> str:
+def _place_of(target: Any) -> str | None:
+    """Where torch or Python has a function; None if it is a function of somebody else's.
+
+    What a function says of itself is not enough: functools.wraps copies it, and those that a
+    function of torch's made all say the same (max_pool1d, max_pool2d).
+    """
+    own = target.__globals__["__name__"] if isinstance(target, FunctionType) else "builtins"
+    module = getattr(target, "__module__", None)
+    if module is None:  # a method of a class in C
+        module = getattr(getattr(target, "__objclass__", None), "__module__", None)
+    if not isinstance(module, str) or not _is_known(own) or not _is_known(module):
+        return None
+    for name in (getattr(target, "__qualname__", None), getattr(target, "__name__", None)):
+        if isinstance(name, str) and _stands_at(target, module, name):
+            return f"{module}.{name}"
+    if isinstance(target, FunctionType) and target.__closure__ is None:
+        return f"{own}.{target.__code__.co_qualname}"  # made inside of a function, knows nothing
+    return None
+
+
+def _is_known(module: str) -> bool:
+    return module.partition(".")[0] in _MODULES
+
+
+def _stands_at(target: Any, module: str, name: str) -> bool:
+    value: Any = sys.modules.get(module)
+    for part in name.split("."):
+        value = getattr(value, part, None)
+    return type(value) is type(target) and bool(value == target)
+
+
+def _text(value: Any, names: Mapping[fx.Node, str]) -> str:
     """An argument, unambiguously."""
     if isinstance(value, fx.Node):
-        return f"%{value.name}"
+        return names[value]
     if isinstance(value, SYMBOLIC_TYPES):
         return f"symbolic {value}"
     if isinstance(value, _PLAIN):
@@ -147,11 +194,12 @@ def _text(value: Any) -> str:
     if isinstance(value, _TORCHS):
         return str(value)
     if isinstance(value, list | tuple):
-        return f"{type(value).__name__}({', '.join(map(_text, value))})"
+        return f"{type(value).__name__}({', '.join(_text(item, names) for item in value)})"
     if isinstance(value, dict):
-        return f"dict({', '.join(f'{_text(key)}: {_text(item)}' for key, item in value.items())})"
+        pairs = (f"{_text(key, names)}: {_text(item, names)}" for key, item in value.items())
+        return f"dict({', '.join(pairs)})"
     if isinstance(value, slice):
-        return f"slice({_text(value.start)}, {_text(value.stop)}, {_text(value.step)})"
+        return f"slice({_text((value.start, value.stop, value.step), names)})"
     if callable(value):
         return _function(value)
     raise NoKey(f"an argument is a {type(value).__name__}")
@@ -165,13 +213,42 @@ def input_text(module: fx.GraphModule, inputs: Sequence[Any]) -> Iterator[str]:
     placeholders = module.graph.find_nodes(op="placeholder")
     for node, given in zip(placeholders, inputs, strict=True):
         value = node.meta.get("example_value", given)
-        if isinstance(value, torch.Tensor):
-            leaf = f"{type(given).__name__} leaf={given.is_leaf} grad={given.requires_grad}"
-            yield f"{_tensor(value)} {leaf} inference={given.is_inference()}"
+        if isinstance(given, torch.Tensor):
+            yield f"{_tensor(_as_it_came(module, given, value))} {_history(given)}"
         elif isinstance(value, SYMBOLIC_TYPES):
-            yield f"symbolic {value} {size_range(value)}"
+            yield f"symbolic {value} {size_range(value)} {_conditions(value)}"
         else:
-            yield _text(value)
+            yield _text(value, {})
+
+
+def _conditions(size: Any) -> list[str]:
+    """What Dynamo found symbolic sizes to obey: the compiler may build on it."""
+    return sorted({str(guard.expr) for guard in size.node.shape_env.guards})
+
+
+def _as_it_came(module: fx.GraphModule, given: torch.Tensor, example: Any) -> Any:
+    """The tensor with its symbolic sizes.
+
+    Dynamo's example has seen the whole program, and may lie otherwise by now (`x.data = y`).
+    """
+    context = TracingContext.try_get()
+    known = None if context is None else context.tensor_to_context.get(given)
+    dynamic = () if known is None else getattr(known, "dynamic_sizes", ())
+    if all(size.name == "STATIC" for size in dynamic) and not _symbolic_numbers(example):
+        return given
+    (fresh,), _ = fake_inputs(module, [given])
+    return fresh
+
+
+def _symbolic_numbers(value: Any) -> list[Any]:
+    strided = isinstance(value, torch.Tensor) and value.layout is torch.strided
+    numbers = [*value.size(), *value.stride(), value.storage_offset()] if strided else []
+    return [number for number in numbers if isinstance(number, SYMBOLIC_TYPES)]
+
+
+def _history(value: torch.Tensor) -> str:
+    leaf = f"{type(value).__name__} leaf={value.is_leaf} grad={value.requires_grad}"
+    return f"{leaf} inference={value.is_inference()}"
 
 
 def _tensor(value: torch.Tensor) -> str:
@@ -180,7 +257,7 @@ def _tensor(value: torch.Tensor) -> str:
     if value.layout is not torch.strided:
         return f"{value.layout} {value.dtype} {tuple(value.size())} {value.device}"
     numbers = [*value.size(), *value.stride(), value.storage_offset()]
-    ranges = [size_range(n) for n in numbers if isinstance(n, SYMBOLIC_TYPES)]
+    ranges = [size_range(n) for n in _symbolic_numbers(value)]
     flags = f"conj={value.is_conj()} neg={value.is_neg()}"
     return (
         f"{value.dtype} {value.dim()} {[str(n) for n in numbers]} {ranges} {value.device} {flags}"
@@ -194,8 +271,9 @@ def _tensor(value: torch.Tensor) -> str:
 def _own_code() -> str:
     """All of our own source: any change may change what is compiled."""
     folder = Path(__file__).parent.parent
-    files = sorted((*folder.rglob("*.py"), *folder.rglob("*.ll")))
-    return _digest(f"{file.relative_to(folder)}\n{file.read_text()}" for file in files)
+    files = sorted(file for kind in ("*.py", "*.ll") for file in folder.rglob(kind))
+    texts = ((str(file.relative_to(folder)), file.read_bytes()) for file in files if file.is_file())
+    return _digest(f"{name} {hashlib.sha256(text).hexdigest()}" for name, text in texts)
 
 
 @cache
@@ -210,7 +288,21 @@ def _machine() -> str:
     return f"{sys.platform} {platform.machine()} {_digest(told)[:16]}"
 
 
-def _digest(lines: Iterator[str] | Sequence[str] | dict[str, Any]) -> str:
+def _llvmlite() -> str:
+    try:
+        return version("llvmlite")
+    except PackageNotFoundError as error:
+        raise NoKey("llvmlite is not installed") from error
+
+
+def _options_text(options: Options) -> str:
+    keyed = [part.name for part in fields(Options) if part.metadata.get("keyed", True)]
+    values = {name: getattr(options, name) for name in keyed}
+    values["skip"] = sorted({*options.skip})  # the order of names has no meaning
+    return ", ".join(f"{name}={value!r}" for name, value in values.items())
+
+
+def _digest(lines: Iterable[str]) -> str:
     total = hashlib.sha256()
     for line in lines:
         total.update(line.encode())

@@ -17,15 +17,16 @@ from stator.cache.codec import NotData, from_bytes, to_bytes
 from stator.cache.key import Key
 from stator.cache.store import Store
 from stator.core.events import Compilation
+from stator.core.torch_types import Boxed
 from stator.runtime.native.image import Image, load_image
 
 
 @dataclass(frozen=True, slots=True)
 class StoredProgram:
-    """What an entry says."""
+    """What an entry says, and its forward graph in memory."""
 
     facts: Facts
-    forward: Image
+    forward: Boxed
 
 
 @dataclass(slots=True)
@@ -39,11 +40,12 @@ class Programs:
 
     def find(self) -> StoredProgram | None:
         """The program, if it was kept."""
-        found = self._read(self.key)
-        if isinstance(found, tuple) and len(found) == 2:
-            self.record.cache = "hit"
-            self.record.peaks["forward"] = found[1].peak
-            return StoredProgram(*found)
+        match self._read(self.key):
+            case (Facts() as facts, Image() as image):
+                run = self._loaded(image, "forward")
+                if run is not None:
+                    self.record.cache = "hit"
+                    return StoredProgram(facts, run)
         self.record.cache = f"miss: {self.store.why_missing(self.key)}"
         return None
 
@@ -52,9 +54,8 @@ class Programs:
         found = self._read(self.part(missing))
         if not isinstance(found, StoredBackward):
             return None
-        run = load_image(found.image, "backward")
-        self.record.peaks["backward"] = found.image.peak
-        return BackwardGraph(run, found.tangents, found.like)
+        run = self._loaded(found.image, "backward")
+        return None if run is None else BackwardGraph(run, found.tangents, found.like)
 
     def keep(self, key: Key, value: Any) -> None:
         """Store something; what is no data is not stored, and the record says why."""
@@ -86,6 +87,16 @@ class Programs:
             self.record.notes.append(f"cache: an entry cannot be read: {error!r}")
             return None
 
+    def _loaded(self, image: Image, label: str) -> Boxed | None:
+        try:
+            with self.record.stage("load"):
+                run = load_image(image, label)
+        except Exception as error:  # a library lacks a function, say: here it is compiled anew
+            self.record.notes.append(f"cache: an entry cannot be loaded: {error!r}")
+            return None
+        self.record.peaks[label] = image.peak
+        return run
+
 
 @dataclass(slots=True)
 class Keeping:
@@ -97,18 +108,25 @@ class Keeping:
 
     def keep_forward(self, facts: Facts, image: Any) -> None:
         """The program and its forward graph."""
-        reason = "it has no native program" if image is None else self.may_keep()
-        if reason is not None:
-            self.refused = True
-            self.programs.record.notes.append(f"not kept in the cache: {reason}")
-            return
-        self.programs.keep(self.programs.key, (facts, image))
+        self.refused = self._is_refused(image)
+        if not self.refused:
+            self.programs.keep(self.programs.key, (facts, image))
 
     def keep_backward(self, missing: tuple[bool, ...], graph: BackwardGraph, image: Any) -> None:
         """A backward graph."""
-        if image is not None and not self.refused:
+        if not self.refused and not self._is_refused(image):
             stored = StoredBackward(image, graph.tangents, graph.like)
             self.programs.keep(self.programs.part(missing), stored)
+
+    def _is_refused(self, image: Any) -> bool:
+        """Whether something speaks against keeping; the record says what."""
+        record = self.programs.record
+        reason = "it has no native program" if image is None else self.may_keep()
+        if record.fallback is not None:  # what failed once may work the next time
+            reason = "a part of it could not be compiled"
+        if reason is not None:
+            record.notes.append(f"not kept in the cache: {reason}")
+        return reason is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ def on_the_cpu(call: Call, node: fx.Node, sizes: Sizes) -> Call:
     symbol = INTO_MEMORY.get(call.target)
     if symbol is not None and torch_symbol(symbol) is not None and _is_plain(made):
         layout = _layout(made, sizes)
-        if layout is not None:
+        if layout is not None and made.dtype in TORCH_DTYPES:
             return replace(call, symbol=symbol, out=Allocation(call.name, *layout, made.dtype))
     symbol = FRESH.get(call.target)
     return call if symbol is None or torch_symbol(symbol) is None else replace(call, symbol=symbol)

@@ -22,6 +22,11 @@ def refuse(tensor: torch.Tensor, stride: tuple[int, ...], dtype: torch.dtype) ->
     )
 
 
+def refuse_arguments(given: list[Any]) -> None:
+    """A program was called with another number of arguments than it takes."""
+    raise ValueError(f"{len(given)} arguments, which is not as many as the graph takes")
+
+
 def truth(flag: torch.Tensor) -> bool:
     """Whether a flag is set."""
     return bool(flag.item())

@@ -11,7 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils.checkpoint import CheckpointPolicy
 
-from stator.aot.partition.split import Kept, Split
+from stator.aot.metadata import Kept
+from stator.aot.partition.split import Split
 from stator.aot.trace import Traced, trace
 
 Flat = Callable[..., Sequence[Any]]

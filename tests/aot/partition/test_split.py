@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from stator.aot.partition.split import Kept, Saved, Split, split
+from stator.aot.metadata import Kept, Saved
+from stator.aot.partition.split import Split, split
 from stator.graph.verify import is_input_update, verify
 from tests.aot import custom_operators as custom_operators  # registers them
 from tests.aot.partition.programs import Flat, called, checkpointed, leaf, run_halves, traced

@@ -22,6 +22,8 @@ PAGE: Final = mmap.PAGESIZE
 _ALLOCATED, _WRITABLE, _EXECUTABLE = 0x2, 0x1, 0x4  # flags of sections
 _SYMBOLS, _RELOCATIONS, _NO_BITS = 2, 4, 8  # types of sections
 _ABSOLUTE, _RELATIVE, _CALL, _TABLE = 1, 2, 4, frozenset({9, 41, 42})  # kinds of relocations
+# What reading comes to where a number in the file is wrong, or a library lacks a function.
+_DAMAGE: Final = (struct.error, LookupError, ValueError, OverflowError, MemoryError, OSError)
 
 
 def can_load() -> bool:
@@ -69,7 +71,12 @@ class _Symbol:
 
 def load_object(data: bytes, resolve: Callable[[str], int]) -> Code:
     """Put an object file into memory; `resolve` finds the functions that it does not have."""
-    return _Loader(data, resolve).load()
+    try:
+        return _Loader(data, resolve).load()
+    except _DAMAGE as error:
+        raise CompileError(
+            "executor", f"an object file cannot be loaded: {type(error).__name__}: {error}"
+        ) from error
 
 
 @dataclass(slots=True)
@@ -97,14 +104,16 @@ class _Loader:
             end = -(-end // 8) * 8
             self.table[name] = end
             end += 8
-        memory = mmap.mmap(-1, max(-(-end // PAGE) * PAGE, PAGE))
+        # Private: a child that is forked changes its own copy, not its parent's.
+        private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        memory = mmap.mmap(-1, max(-(-end // PAGE) * PAGE, PAGE), private)
         start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         self._fill(memory, start)
         _make_executable(start, -(-code_end // PAGE) * PAGE)
         found = {
             symbol.name: start + self._address(symbol)
             for symbol in self.symbols
-            if symbol.is_global and symbol.section
+            if symbol.is_global and symbol.section and self.sections[symbol.section].is_loaded
         }
         return Code(memory, found)
 
@@ -120,6 +129,8 @@ class _Loader:
         for row in rows:
             name = _text(self.data, names[4] + row[0])
             held = b"" if row[1] == _NO_BITS else self.data[row[4] : row[4] + row[5]]
+            if row[1] != _NO_BITS and len(held) != row[5]:
+                raise CompileError("executor", "an object file is cut short")
             self.sections.append(
                 _Section(name, row[1], row[2], held, row[5], row[6], row[7], max(row[8], 1))
             )
@@ -154,7 +165,10 @@ class _Loader:
         return end
 
     def _address(self, symbol: _Symbol) -> int:
-        return self.sections[symbol.section].place + symbol.value
+        section = self.sections[symbol.section]
+        if not section.is_loaded or symbol.value > section.size:
+            raise CompileError("executor", f"{symbol.name or 'a symbol'} is nowhere in memory")
+        return section.place + symbol.value
 
     def _fill(self, memory: mmap.mmap, start: int) -> None:
         for section in self.sections:
@@ -167,6 +181,8 @@ class _Loader:
         for name, place in self.jumps.items():
             struct.pack_into("<BBi", memory, place, 0xFF, 0x25, self.table[name] - place - 6)
         for section, offset, kind, number, added in self._relocations():
+            if offset + (8 if kind == _ABSOLUTE else 4) > section.size:
+                raise CompileError("executor", "an object file fills in what it does not have")
             self._relocate(memory, start, section.place + offset, kind, (number, added))
 
     def _relocate(

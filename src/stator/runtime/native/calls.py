@@ -162,6 +162,8 @@ class Calls:
                 return value is None or all(self._fits("int", item) for item in value)
             case "List[Optional[number]]":
                 return not value
+            case "number" if isinstance(value, int):
+                return int(float(value)) == value  # it goes as a double
             case _:
                 return kind in PASSED_AS and not _has_nodes(value) and not _is_complex(value)
 

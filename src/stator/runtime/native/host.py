@@ -19,7 +19,12 @@ from stator.lower.sizes import Shown
 from stator.runtime.memory import Memory, allocations
 from stator.runtime.native.calls import Calls
 from stator.runtime.native.frame import Frame
-from stator.runtime.native.image import LIST_ITEMS, LIST_LENGTH, TABLE_IN_SELF
+from stator.runtime.native.image import (
+    LIST_ITEMS,
+    LIST_LENGTH,
+    TABLE_IN_BYTES,
+    TABLE_IN_SELF,
+)
 from stator.runtime.native.values import Numeric, Object, Planned, Reference, Values
 from stator.runtime.plan import (
     Allocation,
@@ -35,7 +40,7 @@ from stator.runtime.plan import (
     View,
 )
 from stator.runtime.python import WORTH_THREADS
-from stator.runtime.rare import truth
+from stator.runtime.rare import refuse_arguments, truth
 
 LONG: Final = 1 << 20  # points times operations, during which other threads should run
 
@@ -79,7 +84,7 @@ class _Host:
             self.values.places[name] = Object(frame.new_object())
         for symbol, shown in self.plan.sizes.items():
             self._size(symbol, shown)
-        if self.memory.arena.constant != 0:
+        if self.memory.offsets:
             self._open_arena()
         if any(isinstance(step, Launch | Together) for step in self.plan.steps):
             self._count_threads()
@@ -87,11 +92,12 @@ class _Host:
             frame.step = number
             self._step(step)
         result = self._outputs()
-        if self.memory.arena.constant != 0:
+        if self.memory.offsets:
             frame.call("void", "stator_arena_give", "ptr %arena")
         frame.w.line(f"ret ptr {result.value}")
         self._way_out()
-        return HostProgram(self._assembled(), tuple(frame.table))
+        text = self._assembled()  # it refers to one object more
+        return HostProgram(text, tuple(frame.table))
 
     # --- entry ---
 
@@ -268,11 +274,13 @@ class _Host:
 
     def _assembled(self) -> str:
         frame = self.frame
-        count = len(self.plan.inputs)
+        count, refuse = len(self.plan.inputs), frame.in_table(refuse_arguments)
         head = [
             "define ptr @run(ptr %self, ptr %arguments) {",
             "entry:",
-            f"  %table = getelementptr i8, ptr %self, i64 {TABLE_IN_SELF}",
+            f"  %table_at = getelementptr i8, ptr %self, i64 {TABLE_IN_SELF}",
+            "  %table_bytes = load ptr, ptr %table_at",
+            f"  %table = getelementptr i8, ptr %table_bytes, i64 {TABLE_IN_BYTES}",
             "  %thread = alloca ptr",
             "  %taken = alloca ptr",
             "  %failed = alloca i64",
@@ -288,6 +296,16 @@ class _Host:
             f"  %length_at = getelementptr i8, ptr %arguments, i64 {LIST_LENGTH}",
             f"  %items_at = getelementptr i8, ptr %arguments, i64 {LIST_ITEMS}",
             "  %items = load ptr, ptr %items_at",
+            "  %length = load i64, ptr %length_at",
+            f"  %fits = icmp eq i64 %length, {count}",
+            "  br i1 %fits, label %start, label %misfit",
+            "misfit:",
+            f"  %refuse_at = getelementptr ptr, ptr %table, i64 {refuse}",
+            "  %refuse = load ptr, ptr %refuse_at",
+            "  %never = call ptr (ptr, ...) @PyObject_CallFunctionObjArgs("
+            "ptr %refuse, ptr %arguments, ptr null)",
+            "  ret ptr null",
+            "start:",
             f"  call void @llvm.memcpy.p0.p0.i64(ptr %objects, ptr %items, i64 {8 * count}, i1 0)",
             "  store i64 0, ptr %length_at",
         ]
@@ -298,6 +316,7 @@ class _Host:
         intrinsics = [
             "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)",
             "declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)",
+            "declare ptr @PyObject_CallFunctionObjArgs(ptr, ...) nonlazybind",
         ]
         declared = [frame.declared[name] for name in sorted(frame.declared)]
         return "\n".join([*constants, *intrinsics, *declared, *head, *frame.w.lines, "}", ""])

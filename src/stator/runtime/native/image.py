@@ -10,7 +10,6 @@ import ctypes
 import platform
 import sys
 import sysconfig
-import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -32,7 +31,8 @@ ONE_ARGUMENT: Final = 0x0008  # METH_O
 # Where CPython has things: checked before the first program runs.
 LIST_LENGTH: Final = object.__basicsize__
 LIST_ITEMS: Final = LIST_LENGTH + 8
-TABLE_IN_SELF: Final = bytes.__basicsize__ - 1  # `self` is bytes; a zero behind them is counted
+TABLE_IN_SELF: Final = tuple.__basicsize__  # `self` is a tuple; the table, bytes, is its first
+TABLE_IN_BYTES: Final = bytes.__basicsize__ - 1  # a zero behind them is counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +79,10 @@ def why_not_native() -> str | None:
     items = words.from_address(words.from_address(id(row))[LIST_ITEMS // 8])
     if [items[0], items[1]] != [id(row[0]), id(row[1])]:
         return "lists lie otherwise in memory than expected"
-    if ctypes.string_at(id(b"stator") + TABLE_IN_SELF, 6) != b"stator":
-        return "bytes lie otherwise in memory than expected"
+    pair = (b"stator", None)
+    table = words.from_address(id(pair) + TABLE_IN_SELF)[0]
+    if table != id(pair[0]) or ctypes.string_at(table + TABLE_IN_BYTES, 6) != b"stator":
+        return "tuples or bytes lie otherwise in memory than expected"
     if not tensor_is_in_object():
         return "tensors lie otherwise in memory than expected"
     needed = ("torch_from_blob", "torch_get_num_threads", WRAP_TENSOR)
@@ -114,11 +116,7 @@ def bind_host(image: Image, known: Mapping[str, int], label: str, kept: Any = ()
     make = ctypes.pythonapi.PyCFunction_NewEx
     make.restype = ctypes.py_object
     make.argtypes = (ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
-    function: Boxed = make(ctypes.addressof(method), table, None)
-    # Code and objects live as long as the function does.
-    weakref.finalize(function, _forget, code, method, objects, kept).atexit = False
+    # A function lets go of its `self` last: code and objects live as long as it does, and the
+    # collector, which looks into `method`, finds it there to the end.
+    function: Boxed = make(ctypes.addressof(method), (table, code, method, objects, kept), None)
     return function
-
-
-def _forget(*_: Any) -> None:
-    """The last references go when this returns."""

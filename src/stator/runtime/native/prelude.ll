@@ -9,10 +9,12 @@
 %block = type { ptr, i64, i64, i64 }  ; next in the list, bytes and size class, start of the mapping
 
 @mutex = internal global [64 x i8] zeroinitializer, align 64
-@idle = internal global [512 x ptr] zeroinitializer
+@idle = internal global [520 x ptr] zeroinitializer
 @arenas = internal global ptr null
 @idle_bytes = internal global i64 0
 @used_bytes = internal global i64 0
+@peak_bytes = internal global i64 0  ; used at once, since the last trim
+@blocks = internal global i64 0  ; made so far
 
 declare i32 @pthread_mutex_lock(ptr) nonlazybind
 declare i32 @pthread_mutex_unlock(ptr) nonlazybind
@@ -43,11 +45,16 @@ declare ptr @PyErr_NoMemory() nonlazybind
 
 ; A new block; null if the system has no memory left.  What it hands out begins, from 2 MiB on, on a
 ; border of 2 MiB, and asks for pages of that size: one fault instead of 512.  The header is in the
-; page before it, then.
+; page before it, then.  Blocks are shifted against each other by some cache lines: tensors that all
+; began at the same place of a page would fight for the same lines of the cache.
 define internal ptr @map_block(i64 %bytes) {
   %large = icmp uge i64 %bytes, 2097152
   %align = select i1 %large, i64 2097152, i64 4096
-  %head = select i1 %large, i64 4096, i64 64
+  %turn = atomicrmw add ptr @blocks, i64 1 monotonic
+  %steps = mul i64 %turn, 320
+  %shift = and i64 %steps, 4032             ; a multiple of 64 below 4096
+  %fixed = select i1 %large, i64 4096, i64 64
+  %head = add i64 %fixed, %shift
   %needed = add i64 %bytes, %head
   %raised = add i64 %needed, 4095
   %total = and i64 %raised, -4096
@@ -169,16 +176,26 @@ define internal i64 @size_class(i64 %bytes, ptr %rounded) {
 }
 
 ; Memory for at least %bytes (more than 16), from a block that waits or a new one; null: none left.
+; A block may be up to a quarter larger than asked for.  Before a new one is made, those that wait go
+; back to the system, if all together would be twice what was ever used at once.
 define ptr @stator_pool_take(i64 %bytes) {
 entry:
   %rounded_at = alloca i64
   %class = call i64 @size_class(i64 %bytes, ptr %rounded_at)
   %rounded = load i64, ptr %rounded_at
-  %list = getelementptr ptr, ptr @idle, i64 %class
   call i32 @pthread_mutex_lock(ptr @mutex)
+  br label %look
+look:
+  %i = phi i64 [ 0, %entry ], [ %j, %larger ]
+  %near = add i64 %class, %i
+  %list = getelementptr ptr, ptr @idle, i64 %near
   %waiting = load ptr, ptr %list
   %none = icmp eq ptr %waiting, null
-  br i1 %none, label %fresh, label %reuse
+  br i1 %none, label %larger, label %reuse
+larger:
+  %j = add i64 %i, 1
+  %again = icmp ult i64 %j, 3
+  br i1 %again, label %look, label %fresh
 reuse:
   %next_at = getelementptr %block, ptr %waiting, i64 0, i32 0
   %next = load ptr, ptr %next_at
@@ -189,11 +206,15 @@ reuse:
   %idler = sub i64 %idle, %its
   store i64 %idler, ptr @idle_bytes
   br label %done
-fresh:                                 ; what waits never exceeds what is used and asked for
+fresh:
   %waits = load i64, ptr @idle_bytes
   %used = load i64, ptr @used_bytes
-  %wanted = add i64 %used, %rounded
-  %too_much = icmp ugt i64 %waits, %wanted
+  %held = add i64 %waits, %used
+  %all = add i64 %held, %rounded
+  %peak = load i64, ptr @peak_bytes
+  %twice = shl i64 %peak, 1
+  %allowed = add i64 %twice, 67108864
+  %too_much = icmp ugt i64 %all, %allowed
   br i1 %too_much, label %shrink, label %map
 shrink:
   call i64 @unmap_idle()
@@ -216,6 +237,10 @@ done:
   %before = load i64, ptr @used_bytes
   %now = add i64 %before, %total
   store i64 %now, ptr @used_bytes
+  %highest = load i64, ptr @peak_bytes
+  %is_higher = icmp ugt i64 %now, %highest
+  %new_peak = select i1 %is_higher, i64 %now, i64 %highest
+  store i64 %new_peak, ptr @peak_bytes
   call i32 @pthread_mutex_unlock(ptr @mutex)
   %data = getelementptr i8, ptr %block, i64 64
   ret ptr %data
@@ -258,7 +283,12 @@ some:
   call i32 @pthread_mutex_unlock(ptr @mutex)
   %bytes_at = getelementptr %block, ptr %first, i64 0, i32 1
   %total = load i64, ptr %bytes_at
-  %needed = add i64 %bytes, 4096
+  %base_at = getelementptr %block, ptr %first, i64 0, i32 3
+  %base = load i64, ptr %base_at
+  %block_at = ptrtoint ptr %first to i64
+  %before = sub i64 %block_at, %base
+  %head = add i64 %before, 64
+  %needed = add i64 %bytes, %head
   %enough = icmp uge i64 %total, %needed
   br i1 %enough, label %done, label %small
 small:
@@ -295,6 +325,8 @@ define void @stator_arena_give(ptr %data) {
 define i64 @stator_trim() {
   call i32 @pthread_mutex_lock(ptr @mutex)
   %pool = call i64 @unmap_idle()
+  %used = load i64, ptr @used_bytes
+  store i64 %used, ptr @peak_bytes
   %first = load ptr, ptr @arenas
   store ptr null, ptr @arenas
   %arena = call i64 @unmap_list(ptr %first)

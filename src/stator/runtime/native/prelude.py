@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.resources import files
@@ -72,12 +71,13 @@ _lock: Final = Lock()
 
 def _load(data: bytes) -> Code:
     code = load_object(data, library_function)
-    # A child must find the mutex free, whatever other threads were doing.
-    os.register_at_fork(
-        before=ctypes.CFUNCTYPE(None)(code.address("stator_before_fork")),
-        after_in_parent=ctypes.CFUNCTYPE(None)(code.address("stator_after_fork")),
-        after_in_child=ctypes.CFUNCTYPE(None)(code.address("stator_after_fork")),
-    )
+    # Tensors on our memory may be the last that a process lets go of: their deleter stays.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(code.memory))
+    # A child must find the mutex free, whatever other threads were doing.  C's own hooks: between
+    # Python's, another thread may hold Python's lock and wait for the mutex.
+    before, after = code.address("stator_before_fork"), code.address("stator_after_fork")
+    register = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4)
+    register(library_function("__register_atfork"))(before, after, after, None)
     return code
 
 
