@@ -102,7 +102,7 @@ def _compile_anew(
 
     fakes, mode = fake_inputs(module, inputs)
     lifted = attribute_tensors(module)
-    fakes += [mode.from_tensor(tensor) for tensor in lifted.values()]
+    fakes += [mode.from_tensor(tensor, static_shapes=True) for tensor in lifted.values()]
     tools = make_tools(options, record)
     promises = guard_count(mode)
 

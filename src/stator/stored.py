@@ -179,7 +179,8 @@ def restored(programs: Programs, stored: StoredProgram, captured: Captured) -> F
     mode = None
     if facts.program.is_training:  # another backward may have to be traced, when inputs are gone
         fakes, mode = fake_inputs(captured.module, captured.inputs)
-        fakes += [mode.from_tensor(tensor) for tensor in captured.lifted.values()]
+        lifted = captured.lifted.values()
+        fakes += [mode.from_tensor(tensor, static_shapes=True) for tensor in lifted]
     captured.inputs = ()  # nobody else's memory is kept
 
     def compile_backward() -> BackwardGraphs:

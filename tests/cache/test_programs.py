@@ -209,9 +209,6 @@ def test_bytes_of_any_kind_are_no_program(tmp_path: Path) -> None:
         assert programs.find_backward((False,)) is None
 
 
-@pytest.mark.xfail(
-    reason="a note of draw_seed is its repr: runtime/native/executor.py", strict=True
-)
 def test_an_entry_names_no_address(tmp_path: Path) -> None:
     require_right(tmp_path, lambda x: x + 0 * torch.rand(7))
 
@@ -237,7 +234,6 @@ def test_what_could_not_be_compiled_once_is_tried_again(
 # A damaged file
 
 
-@pytest.mark.xfail(reason="backend.py: lifted tensors get symbolic sizes", strict=True)
 def test_a_graph_that_holds_a_parameter_is_kept(tmp_path: Path) -> None:
     module = scaled_graph()
     module.weight = torch.nn.Parameter(torch.ones(5))

@@ -71,12 +71,15 @@ class Call:
         """Names whose memory it may change."""
         return self.takes if is_mutable_op(self.target) else ()
 
+    @property
+    def called(self) -> str:
+        """The operator's name, without an address."""
+        return self.target.__name__ if isinstance(self.target, FunctionType) else str(self.target)
+
     def __str__(self) -> str:
         given = [str(arg) for arg in self.args] + [f"{k}={v}" for k, v in self.kwargs.items()]
-        target = self.target
-        called = target.__name__ if isinstance(target, FunctionType) else target  # no addresses
         given += [f"out={self.name}"] if self.out is not None else []
-        return f"{self.name} = {called}({', '.join(given)})"
+        return f"{self.name} = {self.called}({', '.join(given)})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from stator.runtime.rare import Annotate, Note
 def native_program(plan: Plan, memory: Memory) -> HostProgram:
     """The host program of a plan, in LLVM."""
     notes = tuple(
-        (number, Note(str(step.target), step.line))
+        (number, Note(step.called, step.line))
         for number, step in enumerate(plan.steps)
         if isinstance(step, Call)
     )
