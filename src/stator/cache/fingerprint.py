@@ -209,20 +209,23 @@ def _text(value: Any, names: Mapping[fx.Node, str]) -> str:
 
 
 def input_text(module: fx.GraphModule, inputs: Sequence[Any]) -> Iterator[str]:
-    """A line for each input: its type, and for a tensor how it lies."""
+    """A line for each input: its type, and for a tensor how it lies.  Then what sizes obey."""
+    conditions: list[str] = []
     placeholders = module.graph.find_nodes(op="placeholder")
     for node, given in zip(placeholders, inputs, strict=True):
         value = node.meta.get("example_value", given)
         if isinstance(given, torch.Tensor):
             yield f"{_tensor(_as_it_came(module, given, value))} {_history(given)}"
         elif isinstance(value, SYMBOLIC_TYPES):
-            yield f"symbolic {value} {size_range(value)} {_conditions(value)}"
+            yield f"symbolic {value} {size_range(value)}"
+            conditions = conditions or _conditions(value)  # all sizes have one environment
         else:
             yield _text(value, {})
+    yield from conditions
 
 
 def _conditions(size: Any) -> list[str]:
-    """What Dynamo found symbolic sizes to obey: the compiler may build on it."""
+    """What Dynamo found sizes to obey: the compiler may build on it."""
     return sorted({str(guard.expr) for guard in size.node.shape_env.guards})
 
 

@@ -14,8 +14,11 @@ from torch import Tensor, fx, nn
 
 import stator
 from stator.core.torch_types import Boxed
-from stator.runtime.native.image import why_not_native
-from stator.runtime.plan import Call, Constant, Plan, make_plan
+from stator.runtime.memory import plan_memory
+from stator.runtime.native.executor import compile_native, load_native
+from stator.runtime.native.image import load_image, why_not_native
+from stator.runtime.plan import Call, Constant, Free, Plan, make_plan
+from tests.runtime.launches import launch, plan
 from tests.runtime.native.executors import by_machine, compiled
 from tests.runtime.native.test_prelude import resident
 
@@ -138,6 +141,19 @@ def test_objects_of_a_program_are_counted_right() -> None:
     del run
     gc.collect()
     assert sys.getrefcount(thing) == before
+
+
+def test_an_image_is_all_that_a_program_needs() -> None:
+    steps = (launch("a", "x"), launch("b", "a", "x"), Free(("a",)))
+    made = plan("x", *steps, outputs=(value("b"),))
+    image = compile_native(made, plan_memory(made))
+
+    runs = [load_image(image, "test"), load_native(made, image, "test")]
+
+    x = torch.randn(100)
+    first, second = (run([x])[0] for run in runs)
+    assert torch.equal(first, second)
+    assert "method test of" in repr(runs[0])
 
 
 # --- what calls leave behind ---

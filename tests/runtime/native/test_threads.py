@@ -91,6 +91,29 @@ def test_many_threads_train_one_function() -> None:
         list(pool.map(work, range(8)))
 
 
+def test_memory_may_be_given_back_at_any_time() -> None:
+    run = compiled(lambda x: torch.sin(x @ x) @ x, "native")
+    inputs = [torch.full((200, 200), n / 400) for n in range(4)]
+    expected = [run(x) for x in inputs]
+    stop = threading.Event()
+
+    def give_back() -> None:
+        while not stop.is_set():
+            stator.trim()
+            assert stator.memory().used >= 0
+
+    def work(number: int) -> None:
+        for _ in range(50):
+            assert torch.equal(run(inputs[number]), expected[number])
+
+    thread = threading.Thread(target=give_back)
+    thread.start()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    stop.set()
+    thread.join()
+
+
 def test_threads_compile_different_functions() -> None:
     torch._dynamo.reset()
     start = threading.Barrier(8)
@@ -112,28 +135,30 @@ def test_threads_compile_different_functions() -> None:
 
 
 @contextmanager
-def busy() -> Iterator[Callable[[], int]]:
-    """A thread that does nothing but Python, and says how far it came."""
-    count, stop = [0], threading.Event()
+def busy() -> Iterator[list[float]]:
+    """A thread that does nothing but Python; the longest time that it had to wait, in a list."""
+    waited, stop = [0.0], threading.Event()
 
     def spin() -> None:
+        last = time.perf_counter()
         while not stop.is_set():
-            count[0] += 1
+            now = time.perf_counter()
+            waited[0], last = max(waited[0], now - last), now
 
     thread = threading.Thread(target=spin)
     thread.start()
     try:
-        yield lambda: count[0]
+        yield waited
     finally:
         stop.set()
         thread.join()
 
 
 LONG: Final[dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]]] = {
-    "kernel": (lambda x: x.sin().exp().erf().cos().tanh().lgamma(), (1 << 21,)),
-    "product": (lambda x: x @ x, (1200, 1200)),
-    "products": (lambda x: torch.bmm(x, x), (16, 400, 400)),
-    "sort": (lambda x: x.sort()[0], (1 << 20,)),
+    "kernel": (lambda x: x.sin().exp().erf().cos().tanh().lgamma(), (1 << 23,)),
+    "product": (lambda x: x @ x, (2000, 2000)),
+    "products": (lambda x: torch.bmm(x, x), (16, 700, 700)),
+    "sort": (lambda x: x.sort()[0], (1 << 21,)),
 }
 
 
@@ -143,12 +168,13 @@ def test_python_goes_on_while_a_program_works(name: str) -> None:
     run, x = compiled(function, "native"), torch.rand(size)
     run(x)
 
-    with busy() as progress:
-        before, start = progress(), time.perf_counter()
-        run(x)
-        rate = (progress() - before) / (time.perf_counter() - start)
+    def share_waited() -> float:
+        with busy() as waited:
+            start = time.perf_counter()
+            run(x)
+            return waited[0] / (time.perf_counter() - start)
 
-    assert rate > 10_000  # of hundreds of thousands a second, were it alone
+    assert min(share_waited() for _ in range(3)) < 0.5
 
 
 def test_a_program_goes_on_while_python_is_busy() -> None:
