@@ -311,8 +311,30 @@ def test_gradients_of_sizes_known_at_run_time() -> None:
     agree_over(work, sets, dynamic=True, grad=True)
 
 
-def test_sizes_that_depend_on_values() -> None:
-    def work(x: Tensor) -> Tensor:
-        return (x[x > 0] * 2).sum() + x.nonzero().shape[0]
+CAPTURED: Final = {"capture_scalar_outputs": True, "capture_dynamic_output_shape_ops": True}
 
-    agree_over(work, [(torch.randn(n),) for n in (5, 50, 7)], dynamic=True)
+
+@torch._dynamo.config.patch(CAPTURED)
+def test_sizes_that_depend_on_values() -> None:
+    def work(x: Tensor, i: Tensor) -> tuple[Any, ...]:
+        n = i.item()
+        torch._check(n >= 0)
+        torch._check(n <= x.shape[0])
+        chosen = x[x > 0] * 2
+        return x[:n].sum(0), torch.zeros(n, 3) + 1, n * 2, chosen, x.nonzero(), chosen.shape[0]
+
+    sets = [(torch.randn(5, 4), torch.tensor(n)) for n in (3, 0, 5, 1)]
+
+    agree_over(work, sets, dynamic=True)
+
+
+def test_an_axis_of_which_nothing_is_known() -> None:
+    def marked(n: int) -> Tensor:
+        x = torch.randn(n, 6)
+        torch._dynamo.decorators.mark_unbacked(x, 0)
+        return x
+
+    def work(x: Tensor) -> tuple[Any, ...]:
+        return (x * 2) @ torch.ones(6, 3), x.sum(0), x.shape[0] * 2, x.t()
+
+    agree_over(work, [(marked(n),) for n in (4, 0, 1, 9)], dynamic=False)
