@@ -351,6 +351,38 @@ def test_a_backward_that_is_not_in_the_folder_is_compiled_and_kept(tmp_path: Pat
         torch.testing.assert_close(ours, [gradients(two, used) for used in MASKS])
 
 
+class Shared(nn.Module):
+    """Parameters of every kind: plain, transposed, frozen, one with a buffer that shares memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.plain = nn.Parameter(torch.randn(4, 4))
+        self.turned = nn.Parameter(torch.randn(4, 4).t())
+        self.frozen = nn.Parameter(torch.randn(4), requires_grad=False)
+        self.row: Tensor
+        self.register_buffer("row", self.plain.detach()[0])
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x @ self.plain * self.frozen + self.row
+        return y.sin(), y.cos() @ self.turned
+
+
+def test_a_backward_of_parameters_is_compiled_after_a_hit(tmp_path: Path) -> None:
+    fresh(Shared(), tmp_path)(leaf(4, 4))  # nobody asks for gradients
+    results = []
+    for compile_it in (lambda model: fresh(model, tmp_path), lambda model: model):
+        model = Shared()
+        call, x = compile_it(model), torch.ones(4, 4, requires_grad=True)
+        for used in MASKS:
+            outputs = call(x)
+            torch.autograd.backward([outputs[i].sum() for i in used])
+        results.append([x.grad, *(parameter.grad for parameter in model.parameters())])
+
+    assert answer() == "hit"
+    torch.testing.assert_close(*results)
+
+
 def test_an_entry_that_vanishes_before_the_backward_is_compiled_again(tmp_path: Path) -> None:
     gradients(fresh(two, tmp_path), (0, 1))
     expected = gradients(fresh(two, tmp_path), (0, 1))

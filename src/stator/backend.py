@@ -100,7 +100,7 @@ def _compile_anew(
     from stator.aot.compile import compile_flat
     from stator.pipeline import make_tools, prepare
 
-    fakes, mode = fake_inputs(module, inputs)
+    fakes, mode = fake_inputs(inputs)
     lifted = attribute_tensors(module)
     fakes += [mode.from_tensor(tensor, static_shapes=True) for tensor in lifted.values()]
     tools = make_tools(options, record)

@@ -7,7 +7,8 @@ captured graph: the compiler is imported then, not before.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,6 +34,8 @@ from stator.torch_api import (
     compile_state,
     fake_inputs,
     guard_count,
+    has_static_sizes,
+    storage_of,
 )
 
 
@@ -174,19 +177,51 @@ class _Late:
 def restored(programs: Programs, stored: StoredProgram, captured: Captured) -> Flat:
     """The program as a function, without compiling anything."""
     facts = stored.facts
-    inputs: Sequence[Any] = [*captured.inputs, *captured.lifted.values()]
-    fakes: list[Any] = []
-    mode = None
-    if facts.program.is_training:  # another backward may have to be traced, when inputs are gone
-        fakes, mode = fake_inputs(captured.module, captured.inputs)
-        lifted = captured.lifted.values()
-        fakes += [mode.from_tensor(tensor, static_shapes=True) for tensor in lifted]
+    inputs: list[Any] = [*captured.inputs, *captured.lifted.values()]
+    # Another backward may have to be traced, when inputs are gone.
+    twins = fakes_later(captured) if facts.program.is_training else None
     captured.inputs = ()  # nobody else's memory is kept
 
     def compile_backward() -> BackwardGraphs:
-        assert mode is not None, "a program without tangents has no backward"
-        return captured.compile_backward(facts, fakes, mode, programs)
+        assert twins is not None, "a program without tangents has no backward"
+        return captured.compile_backward(facts, *twins(), programs)
 
     backward = FoundBackward(programs, compile_backward)
     call = assemble(captured, facts, stored.forward, backward, captured)
     return with_alias_check(captured, call, facts.program, inputs, captured)
+
+
+def fakes_later(captured: Captured) -> Callable[[], tuple[list[Any], FakeTensorMode]]:
+    """Fake twins of a graph's inputs for whoever asks when those are gone.
+
+    Parameters are many, and half a millisecond each: only their descriptions are taken now.
+    """
+    storages = Counter(storage_of(value) for value in captured.inputs)
+
+    def is_plain(value: Any) -> bool:
+        return (
+            type(value) is torch.nn.Parameter
+            and value.layout is torch.strided
+            and storages[storage_of(value)] == 1
+            and has_static_sizes(value)
+        )
+
+    parameters = {
+        index: (value.shape, value.stride(), value.dtype, value.device, value.requires_grad)
+        for index, value in enumerate(captured.inputs)
+        if is_plain(value)
+    }
+    fakes, mode = fake_inputs(
+        [None if index in parameters else value for index, value in enumerate(captured.inputs)]
+    )
+    lifted = captured.lifted.values()
+    constants = [mode.from_tensor(tensor, static_shapes=True) for tensor in lifted]
+
+    def twins() -> tuple[list[Any], FakeTensorMode]:
+        with mode:
+            for index, (shape, stride, dtype, device, requires_grad) in parameters.items():
+                data = torch.empty_strided(shape, stride, dtype=dtype, device=device)
+                fakes[index] = torch.nn.Parameter(data, requires_grad)
+        return [*fakes, *constants], mode
+
+    return twins

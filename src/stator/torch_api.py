@@ -7,7 +7,7 @@ so that a new torch release is one file to read.  All of them are present in tor
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
@@ -37,7 +37,7 @@ from torch.fx.experimental.proxy_tensor import (
     make_fx,
     track_tensor_tree,
 )
-from torch.fx.experimental.symbolic_shapes import ShapeEnv, rebind_unbacked
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, rebind_unbacked
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import (
@@ -332,7 +332,7 @@ def guard_count(mode: FakeTensorMode) -> int:
     return 0 if env is None else len(env.guards) + len(env.replacements)
 
 
-def fake_inputs(module: Any, inputs: Any) -> tuple[list[Any], FakeTensorMode]:
+def fake_inputs(inputs: Sequence[Any]) -> tuple[list[Any], FakeTensorMode]:
     """Fake twins of a captured graph's inputs, with the sizes that Dynamo chose to be symbolic."""
     context = TracingContext.try_get()
     mode = context.fake_mode if context is not None else None
@@ -342,16 +342,25 @@ def fake_inputs(module: Any, inputs: Any) -> tuple[list[Any], FakeTensorMode]:
         if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
             fakes.append(value)
             continue
-        source = symbolic = None
-        if context is not None and value in context.tensor_to_context:
-            symbolic = context.tensor_to_context[value]
-            source = symbolic.tensor_source
+        symbolic = _symbolic_sizes(value)
+        source = None if symbolic is None else symbolic.tensor_source
         fakes.append(
             mode.from_tensor(
                 value, static_shapes=symbolic is None, symbolic_context=symbolic, source=source
             )
         )
     return fakes, mode
+
+
+def has_static_sizes(value: torch.Tensor) -> bool:
+    """Whether Dynamo made no symbol of an input's sizes."""
+    known = _symbolic_sizes(value)
+    return known is None or all(size is DimDynamic.STATIC for size in known.dynamic_sizes)
+
+
+def _symbolic_sizes(value: torch.Tensor) -> Any:
+    context = TracingContext.try_get()
+    return None if context is None else context.tensor_to_context.get(value)
 
 
 def detached(value: Any) -> Any:

@@ -239,7 +239,7 @@ def _as_it_came(module: fx.GraphModule, given: torch.Tensor, example: Any) -> An
     dynamic = () if known is None else getattr(known, "dynamic_sizes", ())
     if all(size.name == "STATIC" for size in dynamic) and not _symbolic_numbers(example):
         return given
-    (fresh,), _ = fake_inputs(module, [given])
+    (fresh,), _ = fake_inputs([given])
     return fresh
 
 
