@@ -51,6 +51,7 @@ bench: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python -m docs.tour
+	$(BIN)/python -m docs.passes
 
 format: $(STAMP)
 	$(BIN)/ruff format $(SOURCES)

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from stator.debug.explain import explain as explain
     from stator.functions import aot_function as aot_function
     from stator.functions import aot_module as aot_module
+    from stator.graph.rules import Rewrite as Rewrite
+    from stator.graph.rules import rule as rule
     from stator.options import Options as Options
     from stator.options import list_options as list_options
     from stator.runtime.native.prelude import memory as memory
@@ -29,16 +31,20 @@ _HOMES: Final[dict[str, str]] = {
     "explain": "stator.debug.explain",
     "last_compilation": "stator.core.events",
     "list_options": "stator.options",
+    "Rewrite": "stator.graph.rules",
     "memory": "stator.runtime.native.prelude",
+    "rule": "stator.graph.rules",
     "trim": "stator.runtime.native.prelude",
 }
 
-__all__ = [*sorted(_HOMES), "__version__", "cache"]
+_MODULES: Final = ("cache", "passes", "patterns")  # public as they are
+
+__all__ = [*sorted(_HOMES), "__version__", *_MODULES]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "cache":
-        return import_module("stator.cache")
+    if name in _MODULES:
+        return import_module(f"stator.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'stator' has no attribute {name!r}; it has {sorted(_HOMES)}")
     return getattr(import_module(_HOMES[name]), name)

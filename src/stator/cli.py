@@ -1,6 +1,9 @@
-"""The command line: `stator options`, `stator version`."""
+"""The command line: `stator options`, `stator patterns build`, `stator version`."""
 
 from __future__ import annotations
+
+import sys
+from typing import Annotated
 
 import typer
 
@@ -22,6 +25,33 @@ def options() -> None:
     for name, default in list_options().items():
         table.add_row(name, repr(default), described[name])
     Console().print(table)
+
+
+patterns_app = typer.Typer(help="Stored patterns.", no_args_is_help=True)
+app.add_typer(patterns_app, name="patterns")
+
+
+@patterns_app.command()
+def build(
+    modules: Annotated[list[str], typer.Argument(help="Modules that register patterns.")],
+    check: Annotated[bool, typer.Option(help="Write nothing; fail if one is stale.")] = False,
+) -> None:
+    """Trace the patterns that modules register by name, and store them beside the modules."""
+    from importlib import import_module
+
+    from stator.patterns import stale_patterns
+
+    sys.path.insert(0, "")  # as `python -m` does
+    for module in modules:
+        import_module(module)
+    stale = stale_patterns()
+    for file, text in stale.items():
+        typer.echo(f"{'stale' if check else 'written'}: {file.name}")
+        if not check:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+    if check and stale:
+        raise typer.Exit(1)
 
 
 @app.command()

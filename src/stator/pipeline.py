@@ -25,6 +25,8 @@ from stator.core.fallback import note_fallback
 from stator.core.fuel import Fuel
 from stator.core.torch_types import Flat
 from stator.graph.capture import graph_runner
+from stator.graph.registry import with_registered
+from stator.graph.rules import apply_rules
 from stator.graph.run import Ctx, GraphPass, dump_graph, run_passes
 from stator.options import Options
 from stator.passes.joint.channels_last import channels_last
@@ -32,7 +34,9 @@ from stator.passes.post_grad.drop_noop_views import drop_noop_views
 from stator.passes.post_grad.linear_to_onednn import linear_to_onednn
 from stator.passes.post_grad.seed_random import seed_random
 from stator.passes.post_grad.unroll_foreach import unroll_foreach
+from stator.passes.pre_grad.fuse_attention import fuse_attention
 from stator.passes.pre_grad.settle_dropout import settle_dropout
+from stator.rules.views import VIEWS
 from stator.runtime.dump import program_text
 from stator.runtime.fused import plan_kernels
 from stator.runtime.memory import Memory, memory_text, plan_memory, predicted_peak
@@ -43,9 +47,11 @@ from stator.runtime.python import load_plan
 
 PRE_GRAD: Final[tuple[GraphPass, ...]] = (
     settle_dropout,  # the one place where its torch function is still whole
+    fuse_attention,  # before differentiation: torch's attention has a backward of its own
 )
 
 JOINT: Final[tuple[GraphPass, ...]] = (
+    apply_rules("simplify_views", VIEWS),
     channels_last,  # before the cut: what the backward reads lies the same way
 )
 
@@ -60,7 +66,7 @@ POST_GRAD: Final[tuple[GraphPass, ...]] = (
 def prepare(module: fx.GraphModule, lifted: list[str], tools: Tools) -> Flat:
     """A captured graph as a program to trace: rewritten, its tensors being further arguments."""
     own = fx.GraphModule(module, copy.deepcopy(module.graph), "Captured")  # Dynamo keeps its own
-    run_passes(PRE_GRAD, own.graph, tools.ctx, "captured")
+    run_passes(with_registered("pre_grad", PRE_GRAD), own.graph, tools.ctx, "captured")
     return graph_runner(own, lifted)
 
 
@@ -71,13 +77,14 @@ def make_tools(options: Options, record: Compilation) -> Tools:
     def compile_graph(module: fx.GraphModule, name: str) -> CompiledGraph:
         return compile_half(module, name, ctx)
 
-    return Tools(ctx, compile_graph, JOINT if options.kernels else ())
+    joint = with_registered("joint", JOINT if options.kernels else ())
+    return Tools(ctx, compile_graph, joint)
 
 
 @collector_off()
 def compile_half(module: fx.GraphModule, name: str, ctx: Ctx) -> CompiledGraph:
     """From a forward or backward graph to a function that runs it."""
-    run_passes(POST_GRAD, module.graph, ctx, name)
+    run_passes(with_registered("post_grad", POST_GRAD), module.graph, ctx, name)
     label = dump_graph(module.graph, ctx, name)
     with ctx.record.stage(f"{name}/plan", len(module.graph.nodes)) as progress:
         plan = _plan(module, label, ctx)

@@ -51,7 +51,7 @@ def find_programs(
         lines = user_lines(module)
         try:
             key = fingerprint(module, inputs, options, lines)
-        except NoKey as error:
+        except (NoKey, OSError) as error:  # OSError: our own files cannot be read now
             record.cache = f"off: {error}"
             return None
     try:

@@ -26,7 +26,7 @@ LAYERS: Final[tuple[tuple[str, ...], ...]] = (
     ("cache", "package"),
     ("pipeline",),
     ("stored",),
-    ("backend", "functions"),  # with Dynamo, and without it
+    ("backend", "functions", "patterns"),  # with Dynamo, without it, and for writers of passes
 )
 LEAVES: Final = ("errors", "options", "torch_api")  # anyone may import them; they import each other
 DOORS: Final = ("__init__", "__main__", "cli", "debug")  # see everything; nothing else imports them

@@ -22,6 +22,7 @@ import torch
 from torch import fx
 
 from stator.cache.key import Key
+from stator.graph.registry import registered_versions
 from stator.graph.verify import user_line
 from stator.options import Options
 from stator.torch_api import (
@@ -65,6 +66,7 @@ def fingerprint(
             "inputs": _digest(input_text(module, inputs)),
             "state": compile_state(),
             "options": _options_text(options),
+            "passes": _passes_text(),
             "stator": _own_code(),
             "torch": f"{torch.__version__} {torch.version.git_version}",
             "llvmlite": _llvmlite(),
@@ -303,6 +305,13 @@ def _options_text(options: Options) -> str:
     values = {name: getattr(options, name) for name in keyed}
     values["skip"] = sorted({*options.skip})  # the order of names has no meaning
     return ", ".join(f"{name}={value!r}" for name, value in values.items())
+
+
+def _passes_text() -> str:
+    versions = registered_versions()
+    if versions is None:
+        raise NoKey("a registered pass has no source; register it with a version")
+    return "; ".join(versions)
 
 
 def _digest(lines: Iterable[str]) -> str:

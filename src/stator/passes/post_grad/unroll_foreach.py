@@ -23,7 +23,11 @@ _EXTREMES_OF_NUMBERS: Final = {"minimum": "clamp_max", "maximum": "clamp_min"}
 
 def _single_operators() -> dict[Any, Any]:
     """The operator on one tensor for each operator on lists."""
-    found = {getattr(aten, f"_foreach_{n}").default: getattr(aten, n).default for n in _UNARY}
+    found = {
+        getattr(aten, f"_foreach_{name}").default: getattr(aten, name).default
+        for name in _UNARY
+        if hasattr(aten, f"_foreach_{name}")  # clone came after torch 2.11
+    }
     found[aten._foreach_copy.default] = aten.copy.default
     found[aten._foreach_zero.default] = aten.zeros_like.default
     for name in _ARITHMETIC:

@@ -1,0 +1,140 @@
+"""New nodes for a graph, written as plain Python: each knows its value as soon as it exists."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch import fx
+
+from stator.errors import CompileError
+from stator.torch_api import FakeTensor, OpOverload, OpOverloadPacket, pytree
+
+aten = torch.ops.aten
+
+# Python's operators as a trace records them.
+OPERATORS: Final[dict[Any, OpOverload]] = {
+    operator.add: aten.add.Tensor,
+    operator.sub: aten.sub.Tensor,
+    operator.mul: aten.mul.Tensor,
+    operator.truediv: aten.div.Tensor,
+    operator.neg: aten.neg.default,
+    operator.matmul: aten.mm.default,
+}
+
+
+class Value(fx.Proxy):
+    """A node to compute with; it answers questions about its value, which a trace would not."""
+
+    @property
+    def value(self) -> Any:
+        """The node's fake value."""
+        return self.node.meta[self.tracer.builder.key]
+
+    @property
+    def shape(self) -> torch.Size:
+        """Sizes, symbolic ones included."""
+        return self.value.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the elements."""
+        return self.value.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return self.value.device
+
+    @property
+    def ndim(self) -> int:
+        """How many dimensions it has."""
+        return int(self.value.ndim)
+
+
+@dataclass(slots=True)
+class Builder:
+    """Adds nodes to a graph, in front of `before`; takes them away again if asked."""
+
+    graph: fx.Graph
+    before: fx.Node
+    key: str = "val"  # where values are noted: Dynamo's graphs have "example_value"
+    added: list[fx.Node] = field(default_factory=list)
+    tracer: _Tracer = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tracer = _Tracer(self)
+
+    def value(self, node: fx.Node) -> Value:
+        """A node that is there, to compute with."""
+        return Value(node, self.tracer)
+
+    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What `function` makes of nodes and constants, as nodes and constants."""
+
+        def wrapped(argument: Any) -> Any:
+            return pytree.tree_map_only(fx.Node, self.value, argument)
+
+        with self._fake_mode(args, kwargs), self.graph.inserting_before(self.before):
+            result = function(*wrapped(args), **wrapped(kwargs))
+        return pytree.tree_map_only(fx.Proxy, lambda proxy: proxy.node, result)
+
+    def drop_unread(self) -> None:
+        """Erase what was added and nobody reads."""
+        for node in reversed(self.added):
+            if not node.users:
+                self.graph.erase_node(node)
+        self.added = [node for node in self.added if not node._erased]
+
+    def take_back(self) -> None:
+        """Erase all that was added; nobody may read it yet."""
+        for node in reversed(self.added):
+            self.graph.erase_node(node)
+        self.added.clear()
+
+    @contextmanager
+    def _fake_mode(self, *arguments: Any) -> Iterator[None]:
+        nodes = [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, fx.Node)]
+        values = [node.meta.get(self.key) for node in (*nodes, self.before)]
+        # Not the mode that Dynamo has now: values of its graphs are of the one it traced with.
+        modes = [value.fake_mode for value in values if isinstance(value, FakeTensor)]
+        with modes[0] if modes else nullcontext(), torch.no_grad():
+            yield
+
+
+class _Tracer(fx.proxy.GraphAppendingTracer):
+    def __init__(self, builder: Builder) -> None:
+        super().__init__(builder.graph)
+        self.builder = builder
+
+    def proxy(self, node: fx.Node) -> Value:
+        return Value(node, self)
+
+    def create_node(self, kind: str, target: Any, *rest: Any, **named: Any) -> fx.Node:
+        key = self.builder.key
+        target = overload_of(target) if key == "val" else target
+        node = super().create_node(kind, target, *rest, **named)
+        self.builder.added.append(node)
+        args, kwargs = pytree.tree_map_only(
+            fx.Node, lambda source: source.meta[key], (node.args, node.kwargs)
+        )
+        called = getattr(args[0], target) if kind == "call_method" else target
+        node.meta[key] = called(*args[kind == "call_method" :], **kwargs)
+        for kept in ("stack_trace", "recompute", "ac_graph_id", "partitioner_tag"):
+            if kept in self.builder.before.meta:
+                node.meta[kept] = self.builder.before.meta[kept]
+        return node
+
+
+def overload_of(target: Any) -> Any:
+    """The overload that a call means: Python's operators and packets name a usual one."""
+    if not isinstance(target, OpOverloadPacket):
+        return OPERATORS.get(target, target)
+    for name in ("default", "Tensor"):
+        if name in target.overloads():
+            return getattr(target, name)
+    raise CompileError("rules", f"{target} has several overloads", hint="name one")

@@ -1,0 +1,1 @@
+"""Rules: local rewrites, one equation each, by theme."""

@@ -1,0 +1,71 @@
+"""Every rule proves itself: fires on its example, where both sides agree, and nowhere else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import fx
+
+from docs.passes import left_side
+from stator.core.fuel import Fuel
+from stator.graph.rules import Rewriter, Rule
+from stator.graph.run import Ctx
+from stator.graph.verify import verify
+from stator.rules.all import RULES
+from stator.torch_api import pytree
+
+REJECTIONS = [
+    pytest.param(rule, number, id=f"{rule.name}-{number}")
+    for rule in RULES
+    for number in range(len(rule.rejects))
+]
+
+
+def fired(module: fx.GraphModule, rule: Rule, fuel: int | None = None) -> int:
+    count = Rewriter(module.graph, Ctx(fuel=Fuel(fuel)), [rule]).run()
+    verify(module.graph, after=rule.name)
+    module.recompile()
+    return count
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_a_rule_fires_on_its_example_and_both_sides_agree(rule: Rule) -> None:
+    torch.manual_seed(0)
+    module, tensors = left_side(rule, rule.example())
+    expected = module(*tensors)
+    before = [node.target for node in module.graph.nodes]
+
+    assert fired(module, rule) >= 1
+    assert [node.target for node in module.graph.nodes] != before
+    found = module(*tensors)
+    for ours, theirs in zip(pytree.tree_leaves(found), pytree.tree_leaves(expected), strict=True):
+        torch.testing.assert_close(ours, theirs, equal_nan=True)
+        assert ours.stride() == theirs.stride()
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_without_fuel_nothing_changes(rule: Rule) -> None:
+    module, _ = left_side(rule, rule.example())
+    before = str(module.graph)
+
+    assert fired(module, rule, fuel=0) == 0
+    assert str(module.graph) == before
+
+
+@pytest.mark.parametrize(("rule", "number"), REJECTIONS)
+def test_a_rejection_is_left_alone(rule: Rule, number: int) -> None:
+    module, _ = left_side(rule, rule.rejects[number]())
+    before = str(module.graph)
+
+    assert fired(module, rule) == 0
+    assert str(module.graph) == before
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_a_rule_states_its_equation(rule: Rule) -> None:
+    assert "-->" in rule.equation
+
+
+def test_names_are_told_apart() -> None:
+    names = [rule.name for rule in RULES]
+    assert len(set(names)) == len(names)
