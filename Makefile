@@ -47,6 +47,7 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.symbolic
 	$(BIN)/python -m benchmarks.host_cost
 	$(BIN)/python -m benchmarks.memory_chain
+	$(BIN)/python -m benchmarks.passes
 	$(BIN)/python -m benchmarks.warm_start
 
 docs: $(STAMP)

@@ -57,11 +57,11 @@ def test_the_name_alone_is_enough_no_import_is_needed(tmp_path: Path) -> None:
 
 
 def test_options_of_torch_compile_are_ours_by_name(tmp_path: Path) -> None:
-    given = {"skip": ["drop_noop_views"], "dump_dir": str(tmp_path)}
+    given = {"skip": ["drop_noops"], "dump_dir": str(tmp_path)}
 
     torch.compile(shifted, backend="stator", options=given)(torch.zeros(2))
 
-    assert any("drop_noop_views skipped" in note for note in record().notes)
+    assert any("drop_noops skipped" in note for note in record().notes)
     assert list(tmp_path.glob("compilation_*/forward.txt"))
 
 
@@ -98,12 +98,12 @@ def test_a_decorated_function_is_compiled() -> None:
 
 
 def test_a_decorator_takes_options() -> None:
-    @stator.compile(strict=True, skip=("drop_noop_views",))
+    @stator.compile(strict=True, skip=("drop_noops",))
     def decorated(x: Tensor) -> Tensor:
         return x.sin() + 2
 
     assert decorated(torch.zeros(2)).tolist() == [2, 2]
-    assert any("drop_noop_views skipped" in note for note in record().notes)
+    assert any("drop_noops skipped" in note for note in record().notes)
 
 
 def test_a_compiled_module_keeps_its_parameters() -> None:
@@ -161,7 +161,7 @@ def test_disable_is_torch_compile_s() -> None:
 
 
 def test_each_compiled_function_keeps_its_own_options() -> None:
-    skipping = stator.compile(shifted, skip=("drop_noop_views",))
+    skipping = stator.compile(shifted, skip=("drop_noops",))
     plain = stator.compile(lambda x: x.cos() + 1)
 
     plain(torch.zeros(2))
@@ -169,7 +169,7 @@ def test_each_compiled_function_keeps_its_own_options() -> None:
     skipping(torch.zeros(2))
 
     assert without.notes == []
-    assert any("drop_noop_views skipped" in note for note in record().notes)
+    assert any("drop_noops skipped" in note for note in record().notes)
 
 
 # Dumps
@@ -187,7 +187,7 @@ def test_a_dump_folder_gets_the_text_of_every_graph(tmp_path: Path) -> None:
     assert all(texts[name] == text + "\n" for name, text in graphs.items())
     assert "aten.sin" in texts["forward"]
     assert "aten.cos" in texts["backward"]
-    assert sum("drop_noop_views_before" in name for name in texts) == 2  # one for each half
+    assert sum("drop_noops_before" in name for name in texts) == 3  # of the whole, and of each half
 
 
 def test_the_environment_asks_for_dumps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

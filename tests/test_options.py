@@ -24,6 +24,8 @@ TAKEN: dict[str, list[tuple[Any, Any]]] = {
     "skip": [((), ()), (["a_pass"], ("a_pass",)), (("a", "b"), ("a", "b"))],
     "executor": [("native", "native"), ("python", "python")],
     "fuel": [(None, None), (0, 0), (12, 12)],
+    "fuel_log": [(None, None), ("a/file", Path("a/file")), (Path("b"), Path("b"))],
+    "verify_passes": [("graphs", "graphs"), ("values", "values")],
     "dump_dir": [(None, None), ("a/folder", Path("a/folder")), (Path("b"), Path("b"))],
 }
 
@@ -35,13 +37,15 @@ REFUSED: dict[str, list[Any]] = {
     "skip": ["a_pass", [1], ["a_pass", None]],
     "executor": ["c++", None, 1],
     "fuel": ["much", 1.5, -1, True],
+    "fuel_log": [3, True, ["a"]],
+    "verify_passes": ["everything", None, True],
     "dump_dir": [3, True, ["a"]],
 }
 
 
 @pytest.fixture(autouse=True)
 def _no_dump_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("DUMP", "CACHE", "CACHE_DIR", "REMOTE_CACHE"):
+    for name in ("DUMP", "CACHE", "CACHE_DIR", "REMOTE_CACHE", "FUEL", "FUEL_LOG"):
         monkeypatch.delenv(f"STATOR_{name}", raising=False)
 
 
@@ -151,7 +155,8 @@ def test_reading_leaves_the_given_mapping_alone() -> None:
 def test_where_things_are_written_stays_out_of_a_cache_key() -> None:
     unkeyed = [field.name for field in fields(Options) if not field.metadata.get("keyed", True)]
 
-    assert unkeyed == ["cache", "cache_dir", "cache_limit", "remote_cache", "dump_dir"]
+    paths = ["cache_dir", "cache_limit", "remote_cache", "dump_dir"]
+    assert unkeyed == ["fuel_log", "cache", *paths]
 
 
 # Environment

@@ -103,7 +103,7 @@ def _compile_anew(
     fakes, mode = fake_inputs(inputs)
     lifted = attribute_tensors(module)
     fakes += [mode.from_tensor(tensor, static_shapes=True) for tensor in lifted.values()]
-    tools = make_tools(options, record)
+    tools = make_tools(options, record, [*inputs, *lifted.values()])
     promises = guard_count(mode)
 
     def why_not_kept() -> str | None:

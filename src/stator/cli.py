@@ -1,4 +1,4 @@
-"""The command line: `stator options`, `stator patterns build`, `stator version`."""
+"""The command line: options, bisect, patterns, version."""
 
 from __future__ import annotations
 
@@ -52,6 +52,28 @@ def build(
             file.write_text(text, encoding="utf-8")
     if check and stale:
         raise typer.Exit(1)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def bisect(ctx: typer.Context, script: str) -> None:
+    """Find the rewrite with which a script fails (exits with an error) first."""
+    from rich.progress import Progress
+
+    from stator.debug.bisect import bisect as find
+    from stator.errors import StatorError
+
+    with Progress(transient=True) as progress:
+        task = progress.add_task("running it with all rewrites, and without", total=None)
+        try:
+            guilty = find(
+                [script, *ctx.args],
+                lambda good, bad: progress.update(task, description=f"between {good} and {bad}"),
+            )
+        except StatorError as error:
+            raise typer.BadParameter(str(error), param_hint="script") from error
+    typer.echo(f"rewrite {guilty.number}, found in {guilty.runs} runs:")
+    for rewrite in guilty.rewrites:
+        typer.echo(f"  {rewrite}")
 
 
 @app.command()

@@ -23,6 +23,7 @@ MODES: Final[Mapping[str, Mapping[str, Any]]] = {
 
 
 EXECUTORS: Final = ("native", "python")
+CHECKS: Final = ("graphs", "values")  # what is verified after a pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +35,10 @@ class Options:
     executor: str = "native"  # what runs between kernels: "native" code, or "python" for debugging
     fallback_random: bool = False  # with kernels: eager's own random bits, drawn by torch
     verify: bool = True  # check every graph after every pass
-    skip: tuple[str, ...] = ()  # names of passes to leave out
+    verify_passes: str = "graphs"  # "values": also run each graph before and after each pass
+    skip: tuple[str, ...] = ()  # names of passes and rules to leave out
     fuel: int | None = None  # how many rewrites may fire; None: all
+    fuel_log: Path | None = field(default=None, metadata=UNKEYED)  # each rewrite is written here
     cache: bool = field(default=True, metadata=UNKEYED)  # keep programs for other processes
     cache_dir: Path | None = field(default=None, metadata=UNKEYED)  # where; None: the user's folder
     cache_limit: int = field(default=2 << 30, metadata=UNKEYED)  # bytes it may take
@@ -68,11 +71,22 @@ def read_options(
 
 
 def _from_environment() -> dict[str, Any]:
-    """STATOR_DUMP, STATOR_CACHE (0: off), STATOR_CACHE_DIR, STATOR_REMOTE_CACHE."""
+    """STATOR_DUMP, STATOR_CACHE (0: off), _CACHE_DIR, _REMOTE_CACHE, _FUEL, _FUEL_LOG."""
     names = {"STATOR_DUMP": "dump_dir", "STATOR_CACHE_DIR": "cache_dir"}
-    names["STATOR_REMOTE_CACHE"] = "remote_cache"
-    told = {option: os.environ[name] for name, option in names.items() if os.environ.get(name)}
+    names |= {"STATOR_REMOTE_CACHE": "remote_cache", "STATOR_FUEL_LOG": "fuel_log"}
+    told: dict[str, Any] = {
+        option: os.environ[name] for name, option in names.items() if os.environ.get(name)
+    }
+    if fuel := os.environ.get("STATOR_FUEL"):
+        told["fuel"] = int(fuel) if fuel.isdecimal() else fuel  # the latter is refused
     return {**told, "cache": False} if os.environ.get("STATOR_CACHE") == "0" else told
+
+
+def environment_for(fuel: int | None, log: Path) -> dict[str, str]:
+    """The environment of a process whose rewrites are limited, and written down."""
+    others = {name: value for name, value in os.environ.items() if name != "STATOR_FUEL"}
+    limit = {} if fuel is None else {"STATOR_FUEL": str(fuel)}
+    return {**others, **limit, "STATOR_FUEL_LOG": str(log), "STATOR_CACHE": "0"}
 
 
 def cache_folder(options: Options) -> Path:
@@ -96,7 +110,7 @@ def _checked(name: str, value: Any) -> Any:
         raise _wrong_type(name, value, wanted)
     if name == "skip":
         return tuple(value)
-    return Path(value) if name in ("dump_dir", "cache_dir") and value is not None else value
+    return Path(value) if name in _PATHS and value is not None else value
 
 
 def _is_count(value: Any) -> bool:
@@ -115,13 +129,16 @@ def _is_path(value: Any) -> bool:
 # What an option wants, in words, and whether a value is that; the others are switches.
 _WANTED: Final[Mapping[str, tuple[str, Callable[[Any], bool]]]] = {
     "executor": (" or ".join(map(repr, EXECUTORS)), lambda value: value in EXECUTORS),
+    "verify_passes": (" or ".join(map(repr, CHECKS)), lambda value: value in CHECKS),
     "skip": ("a tuple of pass names", _are_names),
     "fuel": ("a count, or None", lambda value: value is None or _is_count(value)),
     "cache_dir": ("a path", _is_path),
     "cache_limit": ("a count of bytes", _is_count),
     "remote_cache": ("a URL, or None", lambda value: value is None or _is_url(value)),
     "dump_dir": ("a path", _is_path),
+    "fuel_log": ("a path", _is_path),
 }
+_PATHS: Final = ("dump_dir", "cache_dir", "fuel_log")
 
 
 def _is_url(value: Any) -> bool:

@@ -13,7 +13,8 @@
 from __future__ import annotations
 
 import copy
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 from torch import fx
 
@@ -30,7 +31,7 @@ from stator.graph.rules import apply_rules
 from stator.graph.run import Ctx, GraphPass, dump_graph, run_passes
 from stator.options import Options
 from stator.passes.joint.channels_last import channels_last
-from stator.passes.post_grad.drop_noop_views import drop_noop_views
+from stator.passes.joint.drop_noops import drop_noops
 from stator.passes.post_grad.linear_to_onednn import linear_to_onednn
 from stator.passes.post_grad.seed_random import seed_random
 from stator.passes.post_grad.unroll_foreach import unroll_foreach
@@ -51,13 +52,14 @@ PRE_GRAD: Final[tuple[GraphPass, ...]] = (
 )
 
 JOINT: Final[tuple[GraphPass, ...]] = (
+    drop_noops,  # first: rules see what stands behind views that change nothing
     apply_rules("simplify_views", VIEWS),
     channels_last,  # before the cut: what the backward reads lies the same way
 )
 
 POST_GRAD: Final[tuple[GraphPass, ...]] = (
     unroll_foreach,  # first: the others, and the fuser, see single tensors
-    drop_noop_views,  # functionalization and autograd leave many behind
+    drop_noops,  # again: copies of what the caller holds can go now that nothing is saved
     linear_to_onednn,
     seed_random,  # random operators become pure, so that kernels take them in
 )
@@ -70,9 +72,11 @@ def prepare(module: fx.GraphModule, lifted: list[str], tools: Tools) -> Flat:
     return graph_runner(own, lifted)
 
 
-def make_tools(options: Options, record: Compilation) -> Tools:
-    """The compiler, set up for one compilation."""
-    ctx = Ctx(options, Fuel(options.fuel), record)
+def make_tools(options: Options, record: Compilation, examples: Sequence[Any] = ()) -> Tools:
+    """The compiler, set up for one compilation; `examples` are inputs to check passes with."""
+    kept = tuple(examples) if options.verify_passes == "values" else ()
+    fuel = Fuel(options.fuel, log=options.fuel_log, label=f"compilation {record.number}")
+    ctx = Ctx(options, fuel, record, kept)
 
     def compile_graph(module: fx.GraphModule, name: str) -> CompiledGraph:
         return compile_half(module, name, ctx)

@@ -66,6 +66,8 @@ def why_not_cached(options: Options) -> str | None:
     """None if programs are kept under these options; otherwise the reason, for the log."""
     if not options.cache:
         return "Options.cache"
+    if options.verify_passes == "values":
+        return "Options.verify_passes wants to see every pass"
     if options.dump_dir is not None:
         return "Options.dump_dir wants to see every stage"
     if options.executor != "native" or not options.kernels:

@@ -245,7 +245,8 @@ OPTIONS: Final[dict[str, Any]] = {
     "executor": "python",
     "fallback_random": True,
     "verify": False,
-    "skip": ("drop_noop_views",),
+    "verify_passes": "values",
+    "skip": ("drop_noops",),
     "fuel": 3,
 }
 
@@ -264,6 +265,7 @@ def test_options_of_the_cache_and_of_dumps_are_not_in_the_key(tmp_path: Path) ->
         "cache_dir": tmp_path,
         "cache_limit": 1,
         "dump_dir": tmp_path,
+        "fuel_log": tmp_path / "log",
     }
 
     assert key_of(doubled, X, remote_cache="memory://x", **changed) == key_of(doubled, X)

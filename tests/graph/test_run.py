@@ -252,11 +252,12 @@ def events_of(**options: Any) -> Compilation:
 STAGES: Final = [
     "captured/settle_dropout",
     "trace",
+    "joint/drop_noops",
     "partition",
-    "forward/drop_noop_views",
+    "forward/drop_noops",
     "forward/plan",
     "forward/executor",
-    "backward/drop_noop_views",
+    "backward/drop_noops",
     "backward/plan",
     "backward/executor",
 ]
@@ -272,23 +273,23 @@ def test_the_last_compilation_tells_the_stages_in_order() -> None:
 
 
 def test_the_last_compilation_tells_what_a_pass_changed() -> None:
-    (event,) = (e for e in events_of().stages if e.name == "forward/drop_noop_views")
+    (event,) = (e for e in events_of().stages if e.name == "joint/drop_noops")
 
     assert event.changed > 0
     assert event.nodes_before - event.nodes_after == event.changed
 
 
 def test_a_compilation_without_fuel_rewrites_nothing_and_is_right_all_the_same() -> None:
-    passes = [event for event in events_of(fuel=0).stages if event.name.endswith("noop_views")]
+    passes = [event for event in events_of(fuel=0).stages if event.name.endswith("drop_noops")]
 
-    assert [event.changed for event in passes] == [0, 0]
+    assert [event.changed for event in passes] == [0, 0, 0]
 
 
 def test_a_compilation_leaves_out_what_skip_names() -> None:
-    record = events_of(skip=("drop_noop_views",))
+    record = events_of(skip=("drop_noops",))
 
-    assert not any("drop_noop_views" in event.name for event in record.stages)
-    assert "forward: drop_noop_views skipped by Options.skip" in record.notes
+    assert not any("drop_noops" in event.name for event in record.stages)
+    assert "forward: drop_noops skipped by Options.skip" in record.notes
 
 
 def failing_compilation(

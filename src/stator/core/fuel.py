@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 
 @dataclass(slots=True)
@@ -11,6 +12,8 @@ class Fuel:
 
     left: int | None = None
     spent: list[str] = field(default_factory=list)
+    log: Path | None = None  # where each is written down, for whoever runs the program
+    label: str = ""  # what it is spent on, in the log
 
     def spend(self, what: str) -> bool:
         """Take one unit for the rewrite `what`; False when there is none left."""
@@ -19,4 +22,7 @@ class Fuel:
                 return False
             self.left -= 1
         self.spent.append(what)
+        if self.log is not None:
+            with self.log.open("a", encoding="utf-8") as file:
+                file.write(f"{self.label}\t{len(self.spent)}\t{what}\n")
         return True

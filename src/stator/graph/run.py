@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import fx
 
 from stator.core.dump import Dump
 from stator.core.events import Compilation
 from stator.core.fuel import Fuel
+from stator.graph.compare import Before
 from stator.graph.verify import verify
 from stator.options import Options
 
@@ -22,6 +23,7 @@ class Ctx:
     options: Options = field(default_factory=Options)
     fuel: Fuel = field(default_factory=Fuel)
     record: Compilation = field(default_factory=Compilation)
+    examples: tuple[Any, ...] = ()  # the user's inputs, where values are compared
 
     @property
     def dump(self) -> Dump:
@@ -51,6 +53,7 @@ def run_pass(pass_: GraphPass, graph: fx.Graph, ctx: Ctx, name: str) -> int:
     """Run one pass; the graph is verified after it where the options ask for it."""
     label = f"{name}/{pass_.__name__}"
     before = str(graph) if ctx.options.dump_dir else ""
+    values = Before.of(graph, ctx.examples) if ctx.options.verify_passes == "values" else None
     with ctx.record.stage(label, len(graph.nodes)) as progress:
         progress.changed = pass_(graph, ctx)
         progress.nodes = len(graph.nodes)
@@ -59,6 +62,8 @@ def run_pass(pass_: GraphPass, graph: fx.Graph, ctx: Ctx, name: str) -> int:
     ctx.dump.write(f"{number}_{pass_.__name__}_after.txt", lambda: str(graph))
     if ctx.options.verify:
         verify(graph, after=label)
+    if values is not None and progress.changed:
+        values.compare(graph, after=label)
     return progress.changed
 
 
