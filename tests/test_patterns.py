@@ -352,3 +352,67 @@ def test_a_stored_pattern_is_proven_as_any_other(tmp_path: Path) -> None:
     wrong = graph_of(lambda q, k, v: torch.softmax(q @ k.transpose(-2, -1), -2) @ v, *inputs)
     assert stored.apply(wrong) == 0
     assert stored.apply(graph_of(attention, *inputs)) == 1
+
+
+# --- operators that write to their arguments ---
+
+SCHEMAS = {
+    "rms_norm": "(Tensor(a!) out, Tensor x, Tensor w) -> ()",
+    "quantize": "(Tensor(a!) out, Tensor x, Tensor scale) -> ()",
+    "rms_norm_quantize": "(Tensor(a!) out, Tensor x, Tensor w, Tensor scale) -> ()",
+}
+
+
+def normalized(x: Tensor, w: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * w
+
+
+def quantized(x: Tensor, scale: Tensor) -> Tensor:
+    return (x / scale).round().clamp(-128, 127).to(torch.int8)
+
+
+@pytest.fixture
+def writing_operators() -> Iterator[Any]:
+    library = torch.library.Library("stator_test_patterns", "DEF")
+    kernels: dict[str, Callable[..., Any]] = {
+        "rms_norm": lambda out, x, w: out.copy_(normalized(x, w)),
+        "quantize": lambda out, x, scale: out.copy_(quantized(x, scale)),
+        "rms_norm_quantize": lambda out, x, w, scale: out.copy_(quantized(normalized(x, w), scale)),
+    }
+    for name, schema in SCHEMAS.items():
+        library.define(name + schema)
+
+        def run(*args: Tensor, kernel: Callable[..., Any] = kernels[name]) -> None:
+            kernel(*args)
+
+        library.impl(name, run, "CPU")
+        torch.library.register_fake(f"stator_test_patterns::{name}", lambda *_: None, lib=library)
+    yield torch.ops.stator_test_patterns
+    library._destroy()
+
+
+def test_operators_that_write_are_fused(writing_operators: Any, handles: list[Any]) -> None:
+    def search(x: Tensor, w: Tensor, scale: Tensor) -> Tensor:
+        normal, whole = torch.empty_like(x), torch.empty_like(x, dtype=torch.int8)
+        writing_operators.rms_norm(normal, x, w)
+        writing_operators.quantize(whole, normal, scale)
+        return whole
+
+    def replace(x: Tensor, w: Tensor, scale: Tensor) -> Tensor:
+        whole = torch.empty_like(x, dtype=torch.int8)
+        writing_operators.rms_norm_quantize(whole, x, w, scale)
+        return whole
+
+    def program(x: Tensor, w: Tensor, scale: Tensor) -> Tensor:
+        return search(x * 2, w, scale).float() + 1
+
+    found = PatternPass("rms_norm_quantize")
+    inputs = [rand(4, 8), rand(8), torch.tensor(0.1)]
+    register_replacement(search, replace, inputs, fwd_only, found)
+    handles.append(stator.passes.register("joint", found))
+    compiled = torch.compile(program, backend="stator", options={"strict": True})
+
+    assert torch.equal(compiled(*inputs), program(*inputs))
+    graph = stator.last_compilation().graphs["forward"]  # type: ignore[union-attr]  # there is one
+    assert "rms_norm_quantize.default" in graph
+    assert "rms_norm.default" not in graph

@@ -32,11 +32,19 @@ from stator.graph.run import Ctx, GraphPass, dump_graph, run_passes
 from stator.options import Options
 from stator.passes.joint.channels_last import channels_last
 from stator.passes.joint.drop_noops import drop_noops
+from stator.passes.joint.fold_uniform import fold_uniform
+from stator.passes.joint.pad_mm import pad_mm
+from stator.passes.post_grad.cancel_cat_split import cancel_cat_split
+from stator.passes.post_grad.hold_to_promise import hold_to_promise
 from stator.passes.post_grad.linear_to_onednn import linear_to_onednn
 from stator.passes.post_grad.seed_random import seed_random
+from stator.passes.post_grad.share_subexpressions import share_subexpressions
 from stator.passes.post_grad.unroll_foreach import unroll_foreach
+from stator.passes.post_grad.write_in_place import write_in_place
 from stator.passes.pre_grad.fuse_attention import fuse_attention
+from stator.passes.pre_grad.normalize_keywords import normalize_keywords
 from stator.passes.pre_grad.settle_dropout import settle_dropout
+from stator.rules.algebra import ALGEBRA
 from stator.rules.views import VIEWS
 from stator.runtime.dump import program_text
 from stator.runtime.fused import plan_kernels
@@ -47,20 +55,28 @@ from stator.runtime.plan import Plan, make_plan
 from stator.runtime.python import load_plan
 
 PRE_GRAD: Final[tuple[GraphPass, ...]] = (
+    normalize_keywords,  # first: the others ask for arguments by torch's names
     settle_dropout,  # the one place where its torch function is still whole
     fuse_attention,  # before differentiation: torch's attention has a backward of its own
 )
 
 JOINT: Final[tuple[GraphPass, ...]] = (
     drop_noops,  # first: rules see what stands behind views that change nothing
+    fold_uniform,  # before the cut: the backward reads less of the forward
     apply_rules("simplify_views", VIEWS),
+    apply_rules("simplify_algebra", ALGEBRA),  # views that stood between two steps are gone
+    pad_mm,  # both directions, whose products have the same odd sizes
     channels_last,  # before the cut: what the backward reads lies the same way
 )
 
 POST_GRAD: Final[tuple[GraphPass, ...]] = (
     unroll_foreach,  # first: the others, and the fuser, see single tensors
     drop_noops,  # again: copies of what the caller holds can go now that nothing is saved
+    share_subexpressions,  # of single tensors that differ in no view: more calls are equal
+    cancel_cat_split,  # equal parts are one by now, and so are seen to be all of one tensor
+    write_in_place,  # behind all that makes values have fewer readers
     linear_to_onednn,
+    hold_to_promise,  # late: what others might move or merge stands between
     seed_random,  # random operators become pure, so that kernels take them in
 )
 

@@ -17,6 +17,10 @@ import torch
 import torch.utils._pytree as pytree
 from torch._functorch.autograd_function import autograd_function_apply
 from torch._guards import TracingContext, detect_fake_mode
+from torch._higher_order_ops.auto_functionalize import (
+    auto_functionalized_v2,
+    auto_functionalized_v2_dense,
+)
 from torch._higher_order_ops.effects import with_effects
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import (
@@ -57,6 +61,7 @@ __all__ = [
     "ShapeEnv",
     "StorageWeakRef",
     "TracingContext",
+    "auto_functionalized_v2",
     "autograd_function_apply",
     "below_autograd",
     "detect_fake_mode",
@@ -118,6 +123,11 @@ def is_natural(size: torch.SymInt, symbol: Any) -> bool:
     """Whether a symbol of `size` is known to be at least 0: sizes are, other integers may not."""
     known = size.node.shape_env.bound_sympy(symbol)
     return bool(symbol.is_nonnegative or known.lower >= 0)
+
+
+def is_positive(number: torch.SymInt | torch.SymFloat) -> bool:
+    """Whether what is known of its symbols keeps a number above 0."""
+    return bool(number.node.shape_env.bound_sympy(number.node.expr).lower > 0)
 
 
 def keeps_graph() -> bool:
@@ -262,6 +272,13 @@ def keeps_nothing(target: Any) -> bool:
 def is_random_op(target: Any) -> bool:
     """Whether `target` draws random numbers."""
     return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+
+
+def run_on_copies(
+    operator: Any, copied: tuple[int, ...], arguments: Mapping[str, Any]
+) -> tuple[Any, ...]:
+    """Run an operator that writes; of the tensors it writes to, those at `copied` are copied."""
+    return tuple(auto_functionalized_v2_dense(operator, copied, **arguments))
 
 
 def returns_of(target: Any) -> int:

@@ -18,6 +18,7 @@ from stator.core.collector import collector_off
 from stator.core.fallback import note_fallback
 from stator.core.torch_types import Flat
 from stator.errors import OptionError, Unsupported
+from stator.graph.edit import drop_unread
 from stator.graph.run import Ctx, GraphPass, dump_graph, run_passes
 from stator.graph.verify import verify
 from stator.torch_api import FakeTensorMode, autocast_state, is_traceable_wrapper_subclass
@@ -77,6 +78,7 @@ def trace_and_cut(
     with record.stage("trace") as progress:
         traced = trace(function, inputs, mode)
         progress.nodes = len(traced.module.graph.nodes)
+    drop_unread(traced.module.graph)  # patterns count readers
     name = "joint" if traced.tangents else "traced"
     run_passes(tools.joint_passes, traced.module.graph, tools.ctx, name)
     dump_graph(traced.module.graph, tools.ctx, name)

@@ -51,7 +51,13 @@ _ENUMS: Final[Mapping[str, type[Enum]]] = {
 # Names of torch's that stand for themselves: torch.float32, torch.strided, …
 _NAMED: Final = (torch.dtype, torch.layout, torch.memory_format)
 _BUILTINS: Final = (slice, abs, bool, float, int, max, min, pow, round)
-_OURS: Final = ("stator.runtime.rare", "stator.ops.draws")  # modules of functions that run
+# Modules of functions that run.
+_OURS: Final = (
+    "stator.runtime.rare",
+    "stator.ops.draws",
+    "stator.ops.promises",
+    "stator.ops.writes",
+)
 
 
 class NotData(Exception):  # noqa: N818  says what it is

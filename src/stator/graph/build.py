@@ -83,6 +83,16 @@ class Builder:
             result = function(*wrapped(args), **wrapped(kwargs))
         return pytree.tree_map_only(fx.Proxy, lambda proxy: proxy.node, result)
 
+    def call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        """A call of `target`, of which no argument need be a node."""
+
+        def make(*args: Any, **kwargs: Any) -> fx.Proxy:
+            return self.tracer.create_proxy("call_function", target, args, kwargs)
+
+        made = self.run(make, *args, **kwargs)
+        assert isinstance(made, fx.Node), "a call makes a node"
+        return made
+
     def drop_unread(self) -> None:
         """Erase what was added and nobody reads."""
         for node in reversed(self.added):

@@ -81,7 +81,7 @@ class Calls(Pattern):
     __slots__ = ("args", "kwargs", "targets", "users")
     op = ""
 
-    def __init__(self, target: Any, *args: Any, _users: int = 1, **kwargs: Any) -> None:
+    def __init__(self, target: Any, /, *args: Any, _users: int = 1, **kwargs: Any) -> None:
         several = target if isinstance(target, list | tuple) else [target]
         self.targets = frozenset(one for given in several for one in _overloads(given))
         self.args = args

@@ -22,7 +22,7 @@ from stator.graph.match import (
     Pattern,
     RepeatedExpr,
 )
-from stator.torch_api import OpOverload
+from stator.torch_api import HigherOrderOperator, OpOverload
 
 HEAD = "# Written by `stator patterns build`; do not edit."
 
@@ -101,6 +101,8 @@ class _Writer:
             return self.name_of(value)
         if isinstance(value, list | tuple):
             return f"[{', '.join(map(self._value, value))}]"
+        if isinstance(value, OpOverload):
+            return _target_text(value)
         if isinstance(value, torch.device):
             return f"torch.device({str(value)!r})"
         if isinstance(value, float) and value in (float("inf"), float("-inf")):
@@ -111,6 +113,8 @@ class _Writer:
 def _target_text(target: Any) -> str:
     if isinstance(target, OpOverload):
         return f"ops.{target}"
+    if isinstance(target, HigherOrderOperator):
+        return f"ops.higher_order.{target.name()}"
     if isinstance(target, str):
         return repr(target)
     return f"function({target.__module__!r}, {target.__qualname__!r})"

@@ -48,7 +48,7 @@ class Sharing:
         elif node.target is aten.copy_.default:
             self._merge(node, node.args[0])
             self._written.add(self._leader(node))
-        elif not _is_fresh(node.target):
+        elif not is_fresh(node.target):
             for source in node.all_input_nodes:
                 self._merge(node, source)
             if is_mutable_op(node.target):
@@ -75,6 +75,10 @@ class Sharing:
         for known in (self._held, self._returned, self._written, self._addressed):
             if old in known:
                 known.add(new)
+
+    def memory(self, node: fx.Node) -> fx.Node:
+        """One and the same node for all that may lie in the node's memory."""
+        return self._leader(node)
 
     def is_written(self, node: fx.Node) -> bool:
         """Whether something writes to the node's memory."""
@@ -125,9 +129,16 @@ class Sharing:
 
 
 @cache
-def _is_fresh(target: Any) -> bool:
+def is_fresh(target: Any) -> bool:
     """Whether results have memory of their own."""
     return keeps_nothing(target)
+
+
+def written_by(node: fx.Node) -> list[fx.Node]:
+    """What a node that writes may write to."""
+    if node.target is aten.copy_.default:
+        return [node.args[0]]
+    return list(node.all_input_nodes)
 
 
 def is_returned(node: fx.Node) -> bool:

@@ -76,9 +76,12 @@ def agree_over(
             require_close(ours, seen(fn, inputs, grad))
 
 
-def compiled(fn: Function, executor: str, dynamic: bool | None = None) -> Function:
+def compiled(
+    fn: Function, executor: str, dynamic: bool | None = None, skip: tuple[str, ...] = ()
+) -> Function:
     """`fn` for one executor; where it cannot be compiled, an error."""
     options: dict[str, Any] = {"executor": executor, "strict": True, "fallback_random": True}
+    options["skip"] = skip
     if dynamic is None:
         return stator.aot_function(fn, **options)
     torch._dynamo.reset()
