@@ -12,10 +12,12 @@ from stator.loops.index import (
     ZERO,
     Atom,
     Axis,
+    Clamped,
     Index,
     Quotient,
     Remainder,
     Symbol,
+    clamped,
     is_at_least,
     lower_bound,
     upper_bound,
@@ -53,6 +55,9 @@ def evaluate(index: Index, values: Values) -> int:
                     factor *= evaluate(atom.value, values) // evaluate(atom.by, values)
                 case Remainder():
                     factor *= evaluate(atom.value, values) % evaluate(atom.by, values)
+                case Clamped():
+                    most = min(evaluate(atom.value, values), evaluate(atom.high, values))
+                    factor *= max(evaluate(atom.low, values), most)
                 case _:
                     factor *= values[atom]
         total += factor
@@ -73,6 +78,9 @@ DIVISORS: Final = st.one_of(
     SYMBOLS,
     st.integers(1, 4).map(lambda n: Pair(n * Index.of(S0), lambda values: n * values[S0])),
     st.just(Pair(Index.of(S0) * S1, lambda values: values[S0] * values[S1])),
+    st.just(Pair(Index.of(S0) + S1, lambda values: values[S0] + values[S1])),
+    st.just(Pair((Index.of(S0) + 1) // 2 + 1, lambda values: (values[S0] + 1) // 2 + 1)),
+    st.just(Pair((Index.of(S0) + 2) * S1, lambda values: (values[S0] + 2) * values[S1])),
 )
 
 
@@ -92,8 +100,17 @@ def combined(parts: st.SearchStrategy[Pair]) -> st.SearchStrategy[Pair]:
     def remainder(a: Pair, b: Pair) -> Pair:
         return Pair(a.index % b.index, lambda v: a.number(v) % b.number(v))
 
+    def between(a: Pair, b: Pair) -> Pair:
+        """Clamped to 0 and a size: an axis in it would be no size."""
+        if a.index.axes:
+            return a
+        return Pair(
+            clamped(a.index, ZERO, b.index), lambda v: max(0, min(a.number(v), b.number(v)))
+        )
+
     return st.one_of(
         *(st.builds(f, parts, parts) for f in (plus, minus, times)),
+        st.builds(between, parts, DIVISORS),
         *(st.builds(f, parts, DIVISORS) for f in (quotient, remainder)),
     )
 
@@ -217,3 +234,44 @@ def test_a_signed_symbol_is_not_known_to_be_natural() -> None:
     assert not is_at_least(size * number, 0)
     assert not is_at_least(number // 2, 0)
     assert is_at_least(number % 2, 0)
+
+
+# Quotients of sizes
+
+
+def test_windows_of_any_length_give_back_their_row() -> None:
+    count = (Index.of(S0) - 1) // 2 + 1
+    row, column = Axis("row", count), Axis("column", count)
+    flat = (Index.of(I2) * count + row) * count + column
+
+    assert flat // count % count is Index.of(row)
+    assert flat % count is Index.of(column)
+    assert flat // (count * count) is I2
+
+
+def test_a_number_leaves_a_quotient() -> None:
+    length = Index.of(S0)
+
+    assert (length - 1) // 2 + 1 is (length + 1) // 2
+    assert (length + 7) // 3 is (length + 1) // 3 + 2
+
+
+@pytest.mark.parametrize("by", [2, 3, 5])
+def test_quotients_are_compared_by_what_they_round(by: int) -> None:
+    length = Index.of(S0)
+
+    assert is_at_least((length + 1) // by - length // by, 0)
+    assert is_at_least(length // by + 1 - (length + by - 1) // by, 0)
+    assert is_at_least(length - length // by * by, 0)
+    assert is_at_least(length // by * by - length, 1 - by)
+    assert not is_at_least(length // by - (length + 1) // by, 0)
+    assert not is_at_least(length // by * by - length, 2 - by)
+
+
+def test_what_bounds_settle_is_not_clamped() -> None:
+    length = Index.of(S0)
+
+    assert clamped(length + 1, ZERO, length) is length
+    assert clamped(length, ZERO, length + S1) is length
+    assert clamped(-length, ZERO, length) is ZERO
+    assert isinstance(clamped(length - 1, ZERO, length).terms[0][0][0], Clamped)

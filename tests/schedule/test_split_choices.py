@@ -11,13 +11,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from stator.loops.access import nodes
+from stator.loops.access import header_sizes, indices, nodes, symbols
 from stator.loops.index import Symbol
 from stator.loops.ir import Kernel, Within
 from stator.loops.parse import parse
+from stator.loops.text import to_text
 from stator.lower.sizes import Sizes
 from stator.schedule.split_choices import ENOUGH_ROWS, MOST_PARTS, split_choices
-from tests.schedule.interpret import require_equal
+from tests.fuzz.cases import decisions_of
+from tests.fuzz.choices import Recorded
+from tests.fuzz.kernels import make_kernel
+from tests.schedule.interpret import require_equal, require_equal_on_random
 from tests.schedule.programs import require_same
 
 HEADER: Final = """
@@ -113,11 +117,22 @@ def test_a_part_of_one_point_has_no_loop() -> None:
 # What is left whole
 
 
-def test_too_many_parts_are_left_whole() -> None:
-    edges = [f"within(i - {2 * d}, 1, x[i], y[i])" for d in range(MOST_PARTS)]
+def test_too_many_parts_of_a_like_are_left_whole() -> None:
+    edges = [f"within(i - {3 * d}, 1, x[i], y[i])" for d in range(MOST_PARTS)]
     before = row(*edges)
 
     assert split_choices(before, Sizes()) is before
+
+
+def test_of_too_many_parts_the_longest_is_cut_out() -> None:
+    edges = [f"within(i - {d}, {20 - 2 * d}, x[i], y[i])" for d in range(MOST_PARTS)]
+    before = row(*edges, length=20)
+
+    after = split_choices(before, Sizes())
+
+    assert lengths(after) == [3, 14, 3]
+    assert not any(isinstance(n, Within) for s in after.stages[1].body for n in nodes(s))
+    require_equal(before, after)
 
 
 WHOLE: Final = {
@@ -136,34 +151,6 @@ def test_others_are_left_whole(name: str) -> None:
     before = kernel(WHOLE[name])
 
     assert split_choices(before, Sizes()) is before
-
-
-def test_a_loop_of_unknown_length_is_left_whole() -> None:
-    before = parse("""
-kernel k
-  buffer x: f32[s0]
-  buffer out: f32[s0]
-  outer j: 3
-  stage i: s0
-    out[i + j*s0] = within(i, 4, x[i], 0.0:f32)
-""")
-
-    assert split_choices(before, Sizes(hints={Symbol("s0"): 9})) is before
-
-
-def test_a_limit_of_unknown_size_is_left_whole() -> None:
-    before = parse(
-        """
-kernel k
-  buffer x: f32[8]
-  buffer out: f32[24]
-  outer j: 3
-  stage i: 8
-    out[8*j + i] = within(i, s0, x[i], 0.0:f32)
-""".replace("  outer", "  size s0\n  outer")
-    )
-
-    assert split_choices(before, Sizes(hints={Symbol("s0"): 4})) is before
 
 
 # Flat kernels: the last axis moves inside
@@ -201,6 +188,99 @@ def test_an_axis_alone_stays_flat() -> None:
     before = kernel("  outer i: 90\n  stage\n    out[i] = within(i, 40, x[i], y[i])\n")
 
     assert split_choices(before, Sizes()) is before
+
+
+# Sizes that are not known
+
+
+def unknown(*values: str, length: str = "n") -> Kernel:
+    """One loop over `length` points, a statement for each value."""
+    lines = [f"    out{d}[i] = {value}\n" for d, value in enumerate(values)]
+    buffers = [f"  buffer out{d}: f32[{length}]\n" for d in range(len(values))]
+    head = (
+        "kernel k\n  size n\n  size m\n  number shift\n  buffer x: f32[40]\n  buffer y: f32[40]\n"
+    )
+    return parse(f"{head}{''.join(buffers)}  stage i: {length}\n{''.join(lines)}")
+
+
+UNKNOWN: Final[dict[str, Kernel]] = {
+    "joined": unknown("within(i, m, x[i], y[i])"),
+    "joined of three": unknown("within(i, m + 2, within(i, m, x[i], y[i]), y[39 - i])"),
+    "padded": unknown("within(i - 2, m, x[i - 2], 0.0:f32)"),
+    "padded by a number": unknown("within(i - shift, m, x[i - shift], y[i])"),
+    "padded on both sides": unknown("within(i - m, n - 2*m, x[i - m], y[i])"),
+    "window": unknown(
+        "add(within(2*i - 1, m, x[2*i - 1], y[i]), within(2*i + 1, m, x[2*i + 1], y[i]))",
+        length="((m + 1) // 2)",
+    ),
+    "wide window": unknown(
+        "within(i - 3, n, x[i - 3], y[i])",
+        "within(i - 1, n, x[i - 1], y[i])",
+        "within(i + 1, n, x[i + 1], y[i])",
+        "within(i + 3, n, x[i + 3], y[i])",
+    ),
+    "backward": unknown("within(-2*i + m, n, x[-2*i + m], y[i])"),
+    "backward by threes": unknown("within(-3*i + n - 1, m, x[-3*i + n - 1], y[i])"),
+    "two that know nothing of each other": unknown(
+        "within(i, m, x[i], y[i])", "within(i - shift, 5, x[i - shift], y[i])"
+    ),
+    "one in the other": unknown("within(i - 1, m, within(i, shift, x[i], y[i]), y[39 - i])"),
+}
+HINTS: Final = ((9, 4, 2), (3, 12, -1), (16, 16, 5))
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+@pytest.mark.parametrize("hints", HINTS)
+def test_at_every_size_loops_store_what_they_did(name: str, hints: tuple[int, ...]) -> None:
+    symbols = (Symbol("n"), Symbol("m"), Symbol("shift", is_signed=True))
+    before = UNKNOWN[name]
+
+    after = split_choices(before, Sizes(hints=dict(zip(symbols, hints, strict=True))))
+
+    for n, m, shift in itertools.product((0, 1, 2, 3, 7, 12), (0, 1, 2, 5, 13), (-3, 0, 1, 4, 20)):
+        require_equal(before, after, {"n": n, "m": m, "shift": shift})
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_the_text_of_parts_is_read_back(name: str) -> None:
+    hints = {Symbol("n"): 40, Symbol("m"): 30, Symbol("shift", is_signed=True): 2}
+
+    after = split_choices(UNKNOWN[name], Sizes(hints=hints))
+
+    assert parse(to_text(after)) is after
+
+
+@pytest.mark.parametrize("shard", range(4))
+def test_random_kernels_mean_the_same(shard: int) -> None:
+    for number in range(7000 + shard, 7400, 4):
+        kernel = make_kernel(Recorded(decisions_of(number)))
+        if not kernel.shares and not kernel.is_list:
+            # What a size was when a kernel was made says nothing of what it is.
+            hints = {s: number % 9 for i in header_sizes(kernel) for s in symbols(i)}
+            hints |= {
+                s: number % 5 for st in kernel.statements for i in indices(st) for s in symbols(i)
+            }
+            require_equal_on_random(kernel, split_choices(kernel, Sizes(hints=hints)), number)
+
+
+RESOLVED: Final = ("joined", "joined of three", "padded")
+
+
+@pytest.mark.parametrize("name", RESOLVED)
+def test_edges_in_a_known_order_leave_no_choice(name: str) -> None:
+    hints = {Symbol("n"): 9, Symbol("m"): 4}
+
+    assert choices(split_choices(UNKNOWN[name], Sizes(hints=hints))) == 0
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_the_longest_part_never_chooses(name: str) -> None:
+    hints = {Symbol("n"): 40, Symbol("m"): 30, Symbol("shift", is_signed=True): 2}
+
+    after = split_choices(UNKNOWN[name], Sizes(hints=hints))
+
+    chosen = [any(isinstance(n, Within) for s in p.body for n in nodes(s)) for p in after.stages]
+    assert not all(chosen)
 
 
 # Programs

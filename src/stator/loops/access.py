@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stator.loops.index import Atom, Element, Index, Quotient, Remainder, Symbol
+from stator.loops.index import Atom, Clamped, Element, Index, Quotient, Remainder, Symbol
 from stator.loops.ir import (
     Buffer,
     Expr,
@@ -25,6 +25,9 @@ def index_parts(index: Index) -> Iterator[Atom]:
             if isinstance(atom, Quotient | Remainder):
                 yield from index_parts(atom.value)
                 yield from index_parts(atom.by)
+            elif isinstance(atom, Clamped):
+                for part in (atom.value, atom.low, atom.high):
+                    yield from index_parts(part)
 
 
 def expressions_in(index: Index) -> list[Expr]:

@@ -1,8 +1,9 @@
 """Integer algebra over axes and size symbols: sums of products, floor division, modulo.
 
 An index is a polynomial with integer coefficients.  Its atoms are axes (0 <= axis < size), symbols
-for sizes known at run time (>= 0 unless signed), and quotients and remainders that did not
-simplify.  All is exact: no rule depends on a guess, so an index means the same before and after.
+for sizes known at run time (>= 0 unless signed), and quotients, remainders and clamped numbers that
+did not simplify.  All is exact: no rule depends on a guess, so an index means the same before and
+after.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import permutations
 from typing import Any, Final, TypeAlias
 
 from stator.core.interning import Interned
@@ -61,6 +63,18 @@ class Remainder(metaclass=Interned):
 
 
 @dataclass(frozen=True, eq=False)
+class Clamped(metaclass=Interned):
+    """max(low, min(value, high)), where low <= high.  Text form: `clamp(s0 - 1, 0, s1)`."""
+
+    value: Index
+    low: Index
+    high: Index
+
+    def __str__(self) -> str:
+        return f"clamp({self.value}, {self.low}, {self.high})"
+
+
+@dataclass(frozen=True, eq=False)
 class Element(metaclass=Interned):
     """An integer that the program computes: the index of a gather.  Text form: `[expr]`."""
 
@@ -72,8 +86,9 @@ class Element(metaclass=Interned):
 
 # Layers repeat, and so does the arithmetic on their indices.
 REMEMBERED: Final = 1 << 14
+MOST_STEPS: Final = 32  # of a long division
 
-Atom: TypeAlias = Axis | Symbol | Quotient | Remainder | Element
+Atom: TypeAlias = Axis | Symbol | Quotient | Remainder | Clamped | Element
 Product: TypeAlias = tuple[Atom, ...]
 Leaf: TypeAlias = Axis | Symbol
 
@@ -199,6 +214,8 @@ def leaves_of(atom: Atom) -> frozenset[Leaf]:
             return frozenset({atom})
         case Quotient() | Remainder():
             return atom.value.leaves | atom.by.leaves
+        case Clamped():
+            return atom.value.leaves | atom.low.leaves | atom.high.leaves
         case Element():
             found: frozenset[Leaf] = atom.expr.leaves
             return found
@@ -214,22 +231,80 @@ def lower_bound(index: Index) -> Index | None:
     return _bound(index, upper=False)
 
 
+def clamped(value: Index, low: Index, high: Index) -> Index:
+    """max(low, min(value, high)) of size-only indices with low <= high."""
+    if is_at_least(low - value, 0):
+        return low
+    if is_at_least(value - high, 0):
+        return high
+    if is_at_least(value - low, 0) and is_at_least(high - value, 0):
+        return value
+    return Index.of(Clamped(value, low, high))
+
+
 def is_at_least(index: Index, number: int) -> bool:
     """Whether a size-only index is known to reach `number`: sizes are at least 0."""
-    rest = index - number
-    return all(
-        factor >= 0 and all(_is_natural(atom) for atom in product) for product, factor in rest.terms
-    )
+    rest: Index | None = index - number
+    while rest is not None:
+        if all(
+            factor >= 0 and all(_is_natural(atom) for atom in product)
+            for product, factor in rest.terms
+        ):
+            return True
+        rest = _without_a_pair(rest) or _with_a_quotient_less(rest)
+    return False
+
+
+def _without_a_pair(index: Index) -> Index | None:
+    """What `index` is at least: a // k - b // k >= (a - b) // k."""
+    found = [(term, atom) for term in index.terms for atom in term[0] if isinstance(atom, Quotient)]
+    for ((product, more), first), ((other, less), second) in permutations(found, 2):
+        apart = (first.value - second.value).constant
+        if more < 0 or less > 0 or first.by is not second.by or apart is None:
+            continue
+        common = _less(product, first)
+        if first.by.constant and common == _less(other, second) and all(map(_is_natural, common)):
+            many = min(more, -less)
+            rest = index - Index(((product, many),)) + Index(((other, many),))
+            return rest + Index(((common, many),)) * (apart // first.by.constant)
+    return None
+
+
+def _less(product: Product, atom: Atom) -> Product:
+    """The product without one of its factors."""
+    place = product.index(atom)
+    return product[:place] + product[place + 1 :]
+
+
+def _with_a_quotient_less(index: Index) -> Index | None:
+    """What a multiple of `index` is at least: v - (k - 1) <= k*(v // k) <= v."""
+    atoms = (atom for product, _ in index.terms for atom in product)
+    quotient = next((a for a in atoms if isinstance(a, Quotient) and a.by.constant), None)
+    if quotient is None:
+        return None
+    by, total = quotient.by, ZERO
+    for product, factor in index.terms:
+        if quotient not in product:
+            total = total + Index(((product, factor),)) * by
+            continue
+        others = _less(product, quotient)
+        if not all(map(_is_natural, others)):
+            return None
+        reached = quotient.value if factor < 0 else quotient.value - by + 1
+        total = total + Index(((others, factor),)) * reached
+    return total
 
 
 def _is_natural(atom: Atom) -> bool:
     """Whether the atom is never negative."""
+    if isinstance(atom, Clamped):
+        return is_at_least(atom.low, 0)
     if isinstance(atom, Quotient):
         low = lower_bound(atom.value)
         return low is not None and is_at_least(low, 0)
     if isinstance(atom, Element):
-        clamped = _clamped_to(atom.expr)
-        return clamped is not None and clamped[0] >= 0
+        clamped_to = _clamped_to(atom.expr)
+        return clamped_to is not None and clamped_to[0] >= 0
     return not (isinstance(atom, Symbol) and atom.is_signed)
 
 
@@ -258,9 +333,15 @@ def _atom_bound(atom: Atom, *, upper: bool) -> Index | None:
         case Quotient():
             limit = _bound(atom.value, upper=upper)
             return None if limit is None else limit // atom.by
+        case Clamped():
+            if not upper:
+                return atom.low
+            # max(low, value) is a bound as well, and a number is the better one.
+            whole = atom.value.constant is not None and is_at_least(atom.value - atom.low, 0)
+            return atom.value if whole else atom.high
         case Element():
-            clamped = _clamped_to(atom.expr)
-            return None if clamped is None else Index.of(clamped[upper])
+            clamped_to = _clamped_to(atom.expr)
+            return None if clamped_to is None else Index.of(clamped_to[upper])
 
 
 def _clamped_to(expr: Any) -> tuple[int, int] | None:
@@ -333,13 +414,7 @@ def _divide(value: Index, by: Index) -> tuple[Index, Index]:
         return value, ZERO
     if value.constant is not None and by.constant is not None:
         return Index.of(value.constant // by.constant), Index.of(value.constant % by.constant)
-    whole, rest = ZERO, ZERO
-    for product, factor in value.terms:
-        quotient = _exact(product, factor, by)
-        if quotient is None:
-            rest = rest + Index(((product, factor),))
-        else:
-            whole = whole + quotient
+    whole, rest = _whole_and_rest(value, by)
     high, low = upper_bound(rest), lower_bound(rest)
     if high is not None and low is not None and is_at_least(low, 0) and is_at_least(by - high, 1):
         return whole, rest
@@ -349,6 +424,37 @@ def _divide(value: Index, by: Index) -> tuple[Index, Index]:
     if inner is not None:
         return whole + inner, Index.of(Remainder(rest, by))
     return whole + Index.of(Quotient(rest, by)), Index.of(Remainder(rest, by))
+
+
+def _whole_and_rest(value: Index, by: Index) -> tuple[Index, Index]:
+    """Two indices such that whole * by + rest is `value`."""
+    if len(by.terms) > 1:
+        return _long_division(value, by)
+    whole, rest = ZERO, ZERO
+    for product, factor in value.terms:
+        quotient = _exact(product, factor, by)
+        if quotient is None and not product and by.constant is not None:
+            # So that x - 1 and x + 1, divided by 2, are of the same x.
+            quotient, left = Index.of(factor // by.constant), factor % by.constant
+            rest = rest + left
+        if quotient is None:
+            rest = rest + Index(((product, factor),))
+        else:
+            whole = whole + quotient
+    return whole, rest
+
+
+def _long_division(value: Index, by: Index) -> tuple[Index, Index]:
+    """As polynomials are divided: i*(n + 1) + j by n + 1 is i, and leaves j."""
+    lead = Index(by.terms[:1])  # no other term is of a higher degree
+    whole, rest = ZERO, value
+    for _ in range(MOST_STEPS):
+        steps = (_exact(product, factor, lead) for product, factor in rest.terms)
+        step = next((found for found in steps if found is not None), None)
+        if step is None:
+            break
+        whole, rest = whole + step, rest - step * by
+    return (whole, rest) if len(rest.terms) < len(value.terms) else (ZERO, value)
 
 
 def _nested(value: Index, by: Index) -> Index | None:
@@ -382,5 +488,8 @@ def _replaced(atom: Atom, values: Mapping[Leaf, Index]) -> Index:
             return atom.value.replaced(values) // atom.by.replaced(values)
         case Remainder():
             return atom.value.replaced(values) % atom.by.replaced(values)
+        case Clamped():
+            parts = (part.replaced(values) for part in (atom.value, atom.low, atom.high))
+            return clamped(*parts)
         case Element():
             return Index.of(Element(atom.expr.replaced(values)))

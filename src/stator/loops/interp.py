@@ -24,7 +24,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from stator.core.dtypes import DType
-from stator.loops.index import Axis, Element, Index, Quotient, Remainder, Symbol
+from stator.loops.index import Axis, Clamped, Element, Index, Quotient, Remainder, Symbol
 from stator.loops.ir import (
     Accumulate,
     Accumulated,
@@ -206,6 +206,9 @@ class _Machine:
                 return self.index(atom.value, known) // self.index(atom.by, known)
             case Remainder():
                 return self.index(atom.value, known) % self.index(atom.by, known)
+            case Clamped():
+                most = min(self.index(atom.value, known), self.index(atom.high, known))
+                return max(self.index(atom.low, known), most)
             case Element():
                 return int(self.value(atom.expr, known))
         raise AssertionError(f"{atom} is no index")

@@ -28,6 +28,7 @@ from stator.core.dtypes import DType
 from stator.core.interning import Interned
 from stator.loops.index import (
     Axis,
+    Clamped,
     Element,
     Index,
     Leaf,
@@ -369,6 +370,8 @@ def _elements(index: Index) -> list[Expr]:
             elif isinstance(atom, Quotient | Remainder):
                 found += _elements(atom.value)
                 found += _elements(atom.by)
+            elif isinstance(atom, Clamped):
+                found += [e for i in (atom.value, atom.low, atom.high) for e in _elements(i)]
     return found
 
 

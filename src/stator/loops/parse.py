@@ -10,7 +10,17 @@ from typing import Final, NoReturn, TypeVar
 
 from stator.core.dtypes import DType
 from stator.errors import CompileError
-from stator.loops.index import Atom, Axis, Element, Index, Product, Quotient, Remainder, Symbol
+from stator.loops.index import (
+    Atom,
+    Axis,
+    Clamped,
+    Element,
+    Index,
+    Product,
+    Quotient,
+    Remainder,
+    Symbol,
+)
 from stator.loops.ir import (
     Accumulate,
     Accumulated,
@@ -146,6 +156,8 @@ class _Line:
             return Element(expr)
         if self.accept("("):
             return self.division()
+        if self.peek() == "clamp" and self.peek(1) == "(":
+            return self.clamp()
         return self.known(self.scope.axes | self.scope.symbols, "an axis in scope or a size")
 
     def division(self) -> Quotient | Remainder:
@@ -155,6 +167,18 @@ class _Line:
         by = self.operand()
         self.take(")")
         return kind(value, by)
+
+    def clamp(self) -> Clamped:
+        """`clamp(value, low, high)`"""
+        self.take("clamp")
+        self.take("(")
+        value = self.index()
+        self.take(",")
+        low = self.index()
+        self.take(",")
+        high = self.index()
+        self.take(")")
+        return Clamped(value, low, high)
 
     def operand(self) -> Index:
         """A sum in brackets, or one atom or number."""
@@ -321,10 +345,12 @@ class _KernelParser:
 
     def size(self, line: _Line) -> Index:
         """A size: names in it are symbols, and thereby declared."""
+        depth = 0
         for token in line.tokens[line.at :]:
-            if token in ("]", ","):
+            depth += (token == "(") - (token == ")")
+            if depth == 0 and token in ("]", ","):
                 break
-            if _NAME.fullmatch(token):
+            if _NAME.fullmatch(token) and token != "clamp":
                 self.declare(token)
         return line.index()
 

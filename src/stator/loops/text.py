@@ -23,7 +23,7 @@ length of the text, which is exponential without.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -36,7 +36,7 @@ from stator.loops.access import (
     roots,
     symbols,
 )
-from stator.loops.index import Atom, Axis, Element, Index, Quotient, Remainder, Symbol
+from stator.loops.index import Atom, Axis, Clamped, Element, Index, Quotient, Remainder, Symbol
 from stator.loops.ir import (
     Accumulated,
     Apply,
@@ -104,20 +104,27 @@ class _Printer:
             yield f"  size {symbol}"
 
     def undeclared(self) -> list[Symbol]:
-        """Symbols of the statements that no size of the header holds."""
-        declared = {symbol for size in header_sizes(self.kernel) for symbol in symbols(size)}
-        used = [symbol for symbol in self.used() if not symbol.is_signed]
-        return [symbol for symbol in dict.fromkeys(used) if symbol not in declared]
+        """Symbols of the statements that no size before them holds."""
+        found: dict[Symbol, None] = {}
+        header = (b.size for b in buffers(self.kernel)), (a.size for a in self.kernel.outer)
+        declared = {symbol for sizes in header for size in sizes for symbol in symbols(size)}
+        for stage in self.kernel.stages:
+            declared |= {symbol for axis in stage.inner for symbol in symbols(axis.size)}
+            used = (s for s in self.used(stage.body) if not s.is_signed and s not in declared)
+            found |= dict.fromkeys(used)
+        return list(found)
 
-    def used(self) -> list[Symbol]:
+    def used(self, statements: Iterable[Statement]) -> list[Symbol]:
         """Symbols of the statements."""
-        found = [index for statement in self.kernel.statements for index in indices(statement)]
+        found = [index for statement in statements for index in indices(statement)]
         return [symbol for index in found for symbol in symbols(index)]
 
     def signed(self) -> list[Symbol]:
         """Symbols that may be negative, in whatever place."""
         header = [symbol for size in header_sizes(self.kernel) for symbol in symbols(size)]
-        return [s for s in dict.fromkeys((*header, *self.used())) if s.is_signed]
+        return [
+            s for s in dict.fromkeys((*header, *self.used(self.kernel.statements))) if s.is_signed
+        ]
 
     def axes(self, axes: tuple[Axis, ...]) -> str:
         return ", ".join(f"{axis.name}: {self.index(axis.size)}" for axis in axes)
@@ -185,6 +192,9 @@ class _Printer:
                 return f"({self.operand(atom.value)} // {self.operand(atom.by)})"
             case Remainder():
                 return f"({self.operand(atom.value)} % {self.operand(atom.by)})"
+            case Clamped():
+                parts = (self.index(part) for part in (atom.value, atom.low, atom.high))
+                return f"clamp({', '.join(parts)})"
             case Element():
                 return f"[{self.expr(atom.expr)}]"
 

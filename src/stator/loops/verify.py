@@ -17,6 +17,7 @@ from stator.errors import VerifyError
 from stator.loops.access import buffers, children, index_parts, indices, nodes, symbols
 from stator.loops.index import (
     Axis,
+    Clamped,
     Element,
     Index,
     Quotient,
@@ -48,6 +49,7 @@ from stator.loops.prims import COMPARISONS, Prim
 from stator.loops.text import statement_text
 
 _NAME: Final = re.compile(r"[A-Za-z_]\w*")
+SIZE_ATOMS: Final = (Symbol, Quotient, Remainder, Clamped)
 
 
 def verify(kernel: Kernel) -> None:
@@ -174,7 +176,7 @@ class _Verifier:
         sizes |= {buffer.name: buffer.size for buffer in buffers(self.kernel)}
         for name, size in sizes.items():
             parts = index_parts(size)
-            is_size = all(isinstance(part, Symbol | Quotient | Remainder) for part in parts)
+            is_size = all(isinstance(part, SIZE_ATOMS) for part in parts)
             self.need(is_size, f"the size of {name} is more than numbers and symbols")
             self.need(not is_at_least(-size, 1), f"the size of {name} is negative")
 

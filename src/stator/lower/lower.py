@@ -22,6 +22,7 @@ from stator.loops.ir import Apply, Buffer, Combine, Expr, IndexValue, Load, load
 from stator.loops.prims import Prim
 from stator.loops.values import Point, Result, Updates, Value, broadcast, product
 from stator.lower.items import Check, Compute, Extern, Item, Scatter, Size, place_of, without_unread
+from stator.lower.numbers import Number, number_of
 from stator.lower.sizes import Shown, Sizes
 from stator.lower.split import in_pieces
 from stator.lower.tensors import (
@@ -219,6 +220,10 @@ class Lowering:
             if index is not None:
                 self.values[node] = index
                 return
+        number = number_of(node, self.values, self._require_one)
+        if number is not None:
+            self.values[node] = self._computed_once(number)
+            return
         reason = self._why_extern(node)
         value, count = None, len(self.items)
         if reason is None:
@@ -230,6 +235,16 @@ class Lowering:
             self.values[node] = value
             self._adopt(node, self.items[count:])
             self._keep_if_dear(node)
+
+    def _require_one(self, holds: Expr, error: type[Exception], message: str) -> None:
+        self.require(Value((), DType.BOOL, lambda _: holds), error, message)
+
+    def _computed_once(self, number: Number) -> Number:
+        """The number, in memory if to compute it for each element would be dear."""
+        return self._kept_number(number) if _is_dear(number.expr) else number
+
+    def _kept_number(self, number: Number) -> Number:
+        return Number(self.keep(Value((), DType.F64, lambda _: number.expr)).load(()))
 
     def _adopt(self, node: fx.Node, made: list[Item]) -> None:
         """Let the tensor that its rule scattered into be the node's own: that saves a copy."""
@@ -265,7 +280,8 @@ class Lowering:
             if reason is not None and not (absent and position not in read):
                 return reason
         for source in node.all_input_nodes:
-            if not isinstance(self.values.get(source), Value | Index):
+            taken = Value | Index | Number if target in table.POINTWISE else Value | Index
+            if not isinstance(self.values.get(source), taken):
                 return f"{source.name} is not a tensor that loops can read"
         return None
 
@@ -282,10 +298,10 @@ class Lowering:
             result = result_of(meta, self.sizes)
         return rules[node.target](self, result, *args, **kwargs)
 
-    def _current(self, node: fx.Node) -> Value | Index:
+    def _current(self, node: fx.Node) -> Value | Index | Number:
         """A value that follows the node: once it is in memory, it is read from there."""
-        value: Value | Index = self.values[node]
-        if isinstance(value, Index):
+        value: Value | Index | Number = self.values[node]
+        if not isinstance(value, Value):
             return value
         return Value(value.size, value.dtype, lambda point: self.values[node].load(point))
 
@@ -301,6 +317,10 @@ class Lowering:
             def at(value: Any) -> Any:
                 if isinstance(value, Index):
                     return cast(IndexValue(DType.I64, value), kind)
+                if isinstance(value, Number):
+                    if half is not None:
+                        raise NotImplementedError("loops do not round numbers to half precision")
+                    return cast(value.expr, kind)
                 if not isinstance(value, Value):
                     return _rounded(value, half) if half is not None else value
                 loaded = broadcast(value, result.size).load(point)
@@ -348,7 +368,7 @@ class Lowering:
         if isinstance(value, Index):
             self.items.append(Size(node.name, value))
             return
-        if _is_view(node):
+        if isinstance(value, Number) or _is_view(node):
             for source in node.all_input_nodes:
                 self.realize(source)
             self.items.append(Extern(node))
@@ -373,9 +393,11 @@ class Lowering:
     def _realize_pending(self, writer: fx.Node) -> None:
         """Compute what is still to be computed: `writer` may overwrite what it is made from."""
         for node, value in list(self.values.items()):
-            if node in self.real or not isinstance(value, Value):
+            if not any(user not in self.values and user not in self.real for user in node.users):
                 continue
-            if any(user not in self.values and user not in self.real for user in node.users):
+            if isinstance(value, Number) and loads_of(value.expr):
+                self.values[node] = self._kept_number(value)
+            if isinstance(value, Value | Number):
                 self.realize(node)
 
 
@@ -388,6 +410,8 @@ def _kind(op: Pointwise, node: fx.Node, result: Result) -> DType | None:
         for arg in node.args
         if isinstance(arg, fx.Node | int | float | bool)
     ]
+    # Of a number its kind is asked, not its value, which would become a guard.
+    tensors = [1.0 if isinstance(value, torch.SymFloat) else value for value in tensors]
     promoted = tensors[0].dtype if len(tensors) == 1 else torch.result_type(*tensors[:2])
     found = from_torch(promoted)
     return None if found is None else found.computed_in

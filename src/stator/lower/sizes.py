@@ -9,7 +9,16 @@ from typing import Any, Final
 import torch
 from torch import fx
 
-from stator.loops.index import Axis, Element, Index, Quotient, Remainder, Symbol, is_at_least
+from stator.loops.index import (
+    Axis,
+    Clamped,
+    Element,
+    Index,
+    Quotient,
+    Remainder,
+    Symbol,
+    is_at_least,
+)
 from stator.torch_api import is_natural, size_expression, size_hint
 
 
@@ -74,6 +83,17 @@ class Sizes:
             return None if expression is None else self._index(expression)
         return Index.of(size) if isinstance(size, int) else None
 
+    def stride(self, step: Any) -> Index | None:
+        """A stride as an index; None as with `index`.
+
+        Torch makes it a product of Max(1, n).  Where a dimension is empty nothing is touched, so
+        what elements lie at is the product of n.
+        """
+        if isinstance(step, torch.SymInt):
+            expression = size_expression(step)
+            return None if expression is None else self._index(_of_dimensions(expression))
+        return self.index(step)
+
     def _index(self, expression: Any) -> Index | None:
         """A sympy expression as an index; None where there is no rule for one of its parts."""
         if expression.is_Integer:
@@ -108,6 +128,9 @@ def _value_of(atom: object, known: Mapping[Symbol, int]) -> int:
             return evaluate(atom.value, known) // max(evaluate(atom.by, known), 1)
         case Remainder():
             return evaluate(atom.value, known) % max(evaluate(atom.by, known), 1)
+        case Clamped():
+            value, low, high = (evaluate(i, known) for i in (atom.value, atom.low, atom.high))
+            return max(low, min(value, high))
         case Axis() | Element():
             raise AssertionError(f"{atom} is no size")
         case _:
@@ -125,6 +148,15 @@ def _line(expression: Any) -> tuple[Any, int, int] | None:
         return None
     is_line = (expression - step * symbol - start).expand() == 0
     return (symbol, int(step), int(start)) if is_line else None
+
+
+def _of_dimensions(expression: Any) -> Any:
+    """Max(1, n)  -->  n, anywhere in a sympy expression"""
+
+    def is_length(part: Any) -> bool:
+        return type(part).__name__ == "Max" and len(part.args) == 2 and part.args[0] == 1
+
+    return expression.replace(is_length, lambda part: part.args[1])
 
 
 def _combined(expression: Any, parts: list[Index]) -> Index | None:

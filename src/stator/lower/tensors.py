@@ -68,7 +68,7 @@ def stored(buffer: Buffer, size: Sequence[Index], stride: tuple[Index, ...]) -> 
 
 def layout_of(tensor: torch.Tensor, sizes: Sizes) -> tuple[tuple[Index, ...], tuple[Index, ...]]:
     """Sizes and strides of a tensor that `why_unsupported` has nothing against."""
-    found = [sizes.index(n) for n in (*tensor.size(), *tensor.stride())]
+    found = [*map(sizes.index, tensor.size()), *map(sizes.stride, tensor.stride())]
     known = [index for index in found if index is not None]
     assert len(known) == len(found), "checked before"
     return tuple(known[: tensor.dim()]), tuple(known[tensor.dim() :])
@@ -100,9 +100,12 @@ def why_unsupported(value: Any, sizes: Sizes) -> str | None:
         return "not a strided tensor"
     if from_torch(value.dtype) is None:
         return f"elements of type {value.dtype}"
-    for size in (*value.size(), *value.stride()):
+    for size in value.size():
         if sizes.index(size) is None:
             return f"a size of {size}, which the inputs do not show"
+    for step in value.stride():
+        if sizes.stride(step) is None:
+            return f"a stride of {step}, which the inputs do not show"
     if any(isinstance(size, int) and size == 0 for size in value.size()):
         return "no elements"
     return None

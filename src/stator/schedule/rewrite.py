@@ -1,14 +1,15 @@
-"""Loads replaced inside of expressions, indices that are computed included."""
+"""Loads replaced inside of expressions, indices that are computed included; choices settled."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
-from stator.loops.index import Element, Index, Quotient, Remainder
-from stator.loops.ir import Apply, Cast, Expr, IndexValue, Load, Within
+from stator.loops.index import Clamped, Element, Index, Quotient, Remainder, clamped
+from stator.loops.ir import Apply, Cast, Expr, IndexValue, Load, Within, within
 
 Replace: TypeAlias = Callable[[Load], Expr | None]  # None: the load stays
+Condition: TypeAlias = tuple[Index, Index]  # what a choice asks: is the index within the limit?
 
 
 def substitute(expr: Expr, made: Mapping[str, Expr]) -> Expr:
@@ -43,6 +44,31 @@ def rewritten(expr: Expr, replace: Replace, seen: dict[Expr, Expr]) -> Expr:
     return result
 
 
+def settled(expr: Expr, outcomes: Mapping[Condition, bool]) -> Expr:
+    """`expr` with choices made whose outcome is known; those inside of indices stay."""
+    return _settled(expr, outcomes, {}) if outcomes else expr
+
+
+def _settled(expr: Expr, outcomes: Mapping[Condition, bool], seen: dict[Expr, Expr]) -> Expr:
+    if expr in seen:
+        return seen[expr]
+    result = expr
+    if isinstance(expr, Apply):
+        args = tuple(_settled(arg, outcomes, seen) for arg in expr.args)
+        result = Apply(expr.dtype, expr.prim, args)
+    elif isinstance(expr, Cast):
+        result = Cast(expr.dtype, _settled(expr.value, outcomes, seen))
+    elif isinstance(expr, Within):
+        outcome = outcomes.get((expr.index, expr.limit))
+        if outcome is not None:
+            result = _settled(expr.inside if outcome else expr.outside, outcomes, seen)
+        else:
+            sides = (_settled(side, outcomes, seen) for side in expr.operands)
+            result = within(expr.index, expr.limit, *sides)
+    seen[expr] = result
+    return result
+
+
 def rewritten_index(index: Index, replace: Replace, seen: dict[Expr, Expr]) -> Index:
     if not any(_holds_element(atom) for product, _ in index.terms for atom in product):
         return index
@@ -63,6 +89,9 @@ def _atom(atom: object, replace: Replace, seen: dict[Expr, Expr]) -> Index:
             return rewritten_index(atom.value, replace, seen) // atom.by
         case Remainder():
             return rewritten_index(atom.value, replace, seen) % atom.by
+        case Clamped():
+            parts = (atom.value, atom.low, atom.high)
+            return clamped(*(rewritten_index(part, replace, seen) for part in parts))
         case _:
             return Index.of(atom)  # type: ignore[arg-type]  # an axis or a symbol
 
@@ -70,4 +99,7 @@ def _atom(atom: object, replace: Replace, seen: dict[Expr, Expr]) -> Index:
 def _holds_element(atom: object) -> bool:
     if isinstance(atom, Quotient | Remainder):
         return any(_holds_element(a) for product, _ in atom.value.terms for a in product)
+    if isinstance(atom, Clamped):
+        parts = (atom.value, atom.low, atom.high)
+        return any(_holds_element(a) for i in parts for product, _ in i.terms for a in product)
     return isinstance(atom, Element)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
@@ -10,13 +11,16 @@ from stator.codegen.llvm.indices import Indices
 from stator.codegen.llvm.prims import emit_prim
 from stator.codegen.llvm.shape import cost_of, has_vectors
 from stator.codegen.llvm.types import MEMORY, convert, from_memory, literal, register, to_memory
-from stator.codegen.llvm.writer import SCALAR, Vectors
+from stator.codegen.llvm.writer import SCALAR, Loop, Vectors
 from stator.core.dtypes import DType
 from stator.loops.access import children, index_parts, nodes, roots
 from stator.loops.index import (
     Axis,
+    Clamped,
     Element,
     Index,
+    is_at_least,
+    upper_bound,
 )
 from stator.loops.ir import (
     Accumulated,
@@ -99,6 +103,16 @@ def neutral(combine: Combine, dtype: DType) -> str:
     return str(0 if low else -1)  # all bits set
 
 
+def is_short(axis: Axis) -> bool:
+    """Whether a loop is known to have too few points for a vector."""
+    bounds = [upper_bound(axis.size)]
+    for product, _ in axis.size.terms[:1]:
+        atom = product[0] if product else None
+        if isinstance(atom, Clamped) and axis.size is Index.of(atom) and atom.low.constant == 0:
+            bounds.append(atom.value)  # or 0, where that is more
+    return any(bound is not None and is_at_least(FEW - bound, 1) for bound in bounds)
+
+
 def _fits(size: int | None, lanes: int, copies: int) -> bool:
     """Whether `copies` vectors side by side leave no more over than one alone."""
     return size is None or size % (lanes * copies) == size % lanes
@@ -112,6 +126,7 @@ class Emitter(Indices):
     accumulators: dict[str, str] = field(default_factory=dict)
     values: dict[Expr, str] = field(default_factory=dict)  # computed in the present iteration
     settled: dict[Condition, bool] = field(default_factory=dict)  # choices made outside
+    innermost: Axis | None = None  # the axis of the loop that was entered last
     lane: str | None = None  # position among accumulators that lie in memory
 
     def open_scratch(self, buffer: Buffer) -> None:
@@ -138,16 +153,35 @@ class Emitter(Indices):
         widest = max(
             node.dtype.computed_in.bytes for statement in body for node in nodes(statement)
         )
-        if (size is not None and size < FEW) or not has_vectors(body, axis):
+        if is_short(axis) or not has_vectors(body, axis):
             return SCALAR
         lanes, cost = VECTOR_BYTES // widest, cost_of(body)
         fitting = (n for n in (4, 2) if n * cost <= ENOUGH_AT_ONCE and _fits(size, lanes, n))
         return Vectors(lanes, next(fitting, 1))
 
-    def _clip(self, value: str, bound: str, *, larger: bool) -> str:
-        predicate = "sgt" if larger else "slt"
-        keep = self.w.let(f"icmp {predicate} i64 {value}, {bound}")
-        return self.w.let(f"select i1 {keep}, i64 {value}, i64 {bound}")
+    def _vector_loops(
+        self,
+        axis: Axis,
+        bounds: tuple[str, str],
+        body: Sequence[Statement],
+        emit: Callable[[], object],
+    ) -> None:
+        """A loop over `axis`, of vectors where it may be.
+
+        Of unknown length it may be shorter than several vectors side by side, or end with much that
+        they leave over: that is a loop of single ones.
+        """
+        w, vectors, (low, high) = self.w, self._vectors(axis, body), bounds
+        stretches = [(low, high, vectors)]
+        if axis.size.constant is None and vectors.copies > 1:
+            length = w.let(f"sub i64 {high}, {low}")
+            rest = w.let(f"srem i64 {length}, {vectors.lanes * vectors.copies}")
+            middle = w.let(f"sub i64 {high}, {rest}")
+            stretches = [(low, middle, vectors), (middle, high, Vectors(vectors.lanes))]
+        for start, end, how in stretches:
+            with w.loop(start, end, [], "inner", how) as loop:
+                self._enter(axis, loop.counter)
+                emit()
 
     def _nest(self, axes: tuple[Axis, ...], innermost: Callable[[], None]) -> None:
         if not axes:
@@ -178,6 +212,7 @@ class Emitter(Indices):
     def _enter(self, axis: Axis, counter: str) -> None:
         """`axis` has a new value: what was computed before is no longer in scope."""
         self.axes[axis] = counter
+        self.innermost = axis
         self.values.clear()
 
     def _decode(self, axes: tuple[Axis, ...], flat: str) -> None:
@@ -188,6 +223,45 @@ class Emitter(Indices):
             flat = self.w.let(f"udiv i64 {flat}, {size}")
         if axes:
             self._enter(axes[0], flat)
+
+    @contextmanager
+    def _row_loop(self, axes: tuple[Axis, ...], first: str, stop: str) -> Iterator[Loop]:
+        """A loop over the flat count of `axes`, which are set inside of it.
+
+        Divisions by numbers are cheap; where there would be others, the axes are counted on.
+        """
+        if all(axis.size.constant is not None for axis in axes[1:]):
+            with self.w.loop(first, stop, [], "row") as loop:
+                self._decode(axes, loop.counter)
+                yield loop
+            return
+        start = [("i64", place) for place in self._places(axes, first)]
+        with self.w.loop(first, stop, start, "row") as loop:
+            places = list(loop.carried)
+            for axis, place in zip(axes, places, strict=True):
+                self._enter(axis, place)
+            yield loop
+            loop.carried = self._following(axes, places)
+
+    def _places(self, axes: tuple[Axis, ...], flat: str) -> list[str]:
+        """Where the axes stand at a flat count."""
+        places = []
+        for axis in reversed(axes[1:]):
+            # Of an empty axis nothing is asked, but it would be divided by.
+            size = self._clip(self.index(axis.size), "1", larger=True)
+            places.append(self.w.let(f"urem i64 {flat}, {size}"))
+            flat = self.w.let(f"udiv i64 {flat}, {size}")
+        return [flat, *reversed(places)]
+
+    def _following(self, axes: tuple[Axis, ...], places: list[str]) -> list[str]:
+        """Where the axes stand one point later."""
+        found, more = [], "1"
+        for axis, place in zip(reversed(axes[1:]), reversed(places[1:]), strict=True):
+            ahead = self.w.let(f"add nuw nsw i64 {place}, {more}")
+            is_through = self.w.let(f"icmp eq i64 {ahead}, {self.index(axis.size)}")
+            found.append(self.w.let(f"select i1 {is_through}, i64 0, i64 {ahead}"))
+            more = self.w.let(f"zext i1 {is_through} to i64")
+        return [self.w.let(f"add nuw nsw i64 {places[0]}, {more}"), *reversed(found)]
 
     def value(self, expr: Expr) -> str:
         """Code for an expression; the same one is computed once an iteration."""
@@ -290,10 +364,19 @@ class Emitter(Indices):
         return from_memory(self.w, self.w.let(f"load {kind}, ptr {place}"), dtype.computed_in)
 
     def _address(self, buffer: Buffer, index: Index) -> str:
-        offset = self.index(index)
         for written, read in self.kernel.shares:
             buffer = written if buffer is read else buffer
-        return self.w.let(f"getelementptr {MEMORY[buffer.dtype]}, ptr %{buffer.name}, i64 {offset}")
+        kind, step = MEMORY[buffer.dtype], None
+        if self.innermost is not None:
+            step = index.factor_of(self.innermost)
+        if self.innermost is None or step is None or not step.terms:
+            return self.w.let(f"getelementptr {kind}, ptr %{buffer.name}, i64 {self.index(index)}")
+        moving = step * self.innermost
+        first = self.index(index - moving)
+        base = self.w.let(f"getelementptr {kind}, ptr %{buffer.name}, i64 {first}")
+        # Told that addresses do not wrap around, LLVM loads every second element without gathering;
+        # it keeps that in mind where all that the loop adds stands alone.
+        return self.w.let(f"getelementptr nusw {kind}, ptr {base}, i64 {self.index(moving)}")
 
     def _element(self, element: Element) -> str:
         return convert(self.w, self.value(element.expr), element.expr.dtype, DType.I64)

@@ -34,12 +34,16 @@ class Flat(Emitter):
         stop = w.let(f"add i64 {final}, 1")
         some = w.let("icmp slt i64 %begin, %end")
         stop = w.let(f"select i1 {some}, i64 {stop}, i64 {first}")
-        with w.loop(first, stop, [], "row") as loop:
-            self._decode(tuple(rows), loop.counter)
+        with self._row_loop(tuple(rows), first, stop) as loop:
             start = w.let(f"mul i64 {loop.counter}, {length}")
             low = self._clip(w.let(f"sub i64 %begin, {start}"), "0", larger=True)
             high = self._clip(w.let(f"sub i64 %end, {start}"), length, larger=False)
-            self.versions(self.kernel.statements, last, lambda: self._loop(last, low, high))
+            body = self.kernel.statements
+
+            def emit() -> None:
+                self._vector_loops(last, (low, high), body, lambda: self._body(self.kernel.stages))
+
+            self.versions(body, last, emit)
 
     def _loop(self, axis: Axis, low: str, high: str) -> None:
         vectors = self._vectors(axis, self.kernel.statements)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from stator.codegen.llvm.writer import Writer
 from stator.loops.index import (
     Axis,
+    Clamped,
     Element,
     Index,
     Quotient,
@@ -52,6 +53,8 @@ class Indices:
                 return self._divided(atom.value, atom.by, remainder=False)
             case Remainder():
                 return self._divided(atom.value, atom.by, remainder=True)
+            case Clamped():
+                return self._clamped(atom)
             case Element():
                 return self._element(atom)
             case _:
@@ -60,6 +63,16 @@ class Indices:
     def _element(self, element: Element) -> str:
         """A number that the program computes."""
         raise AssertionError(f"{element} is known inside of a kernel alone")
+
+    def _clamped(self, atom: Clamped) -> str:
+        value = self._clip(self.index(atom.value), self.index(atom.high), larger=False)
+        return self._clip(value, self.index(atom.low), larger=True)
+
+    def _clip(self, value: str, bound: str, *, larger: bool) -> str:
+        """The larger or the smaller one of two."""
+        predicate = "sgt" if larger else "slt"
+        keep = self.w.let(f"icmp {predicate} i64 {value}, {bound}")
+        return self.w.let(f"select i1 {keep}, i64 {value}, i64 {bound}")
 
     def _divided(self, value: Index, by: Index, *, remainder: bool) -> str:
         """Floor division; the machine's own where the value cannot be negative."""

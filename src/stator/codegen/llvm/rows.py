@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from stator.codegen.llvm.emitter import PRIM_OF, Emitter, is_computed, neutral
+from stator.codegen.llvm.emitter import PRIM_OF, Emitter, is_computed, is_short, neutral
 from stator.codegen.llvm.prims import emit_prim
 from stator.codegen.llvm.shape import MATH_COST, cost_of
 from stator.codegen.llvm.sums import is_direct, term_type, total_type
@@ -35,9 +35,8 @@ class Rows(Emitter):
 
     def emit(self) -> None:
         """One outer iteration after the other, each with all of its stages."""
-        with self.w.loop("%begin", "%end", [], "row") as loop:
+        with self._row_loop(self.kernel.outer, "%begin", "%end") as loop:
             self.row = loop.counter
-            self._decode(self.kernel.outer, loop.counter)
             for stage in self.kernel.stages:
                 self._stage(stage)
 
@@ -67,6 +66,11 @@ class Rows(Emitter):
         axis, *rest = axes
         if not rest and accumulations and not is_direct(stage):
             return self._chunks(stage, axis, start, accumulations)
+        if (
+            not rest and not accumulations and is_short(axis)
+        ):  # to choose at each point is less code
+            self._stores(stage, axis)
+            return []
         if not rest and not accumulations:
             self.versions(stage.body, axis, lambda: self._stores(stage, axis))
             return []
@@ -80,10 +84,8 @@ class Rows(Emitter):
 
     def _stores(self, stage: Stage, axis: Axis) -> None:
         """The innermost loop of a stage that accumulates nothing."""
-        vectors = self._vectors(axis, stage.body)
-        with self.w.loop("0", self.index(axis.size), [], "inner", vectors) as loop:
-            self._enter(axis, loop.counter)
-            self._point(stage, [])
+        bounds = "0", self.index(axis.size)
+        self._vector_loops(axis, bounds, stage.body, lambda: self._point(stage, []))
 
     def _chunks(
         self, stage: Stage, axis: Axis, start: list[str], accumulations: list[Accumulate]

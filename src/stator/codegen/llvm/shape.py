@@ -10,6 +10,7 @@ from stator.core.dtypes import DType
 from stator.loops.access import indices, nodes
 from stator.loops.index import (
     Axis,
+    Clamped,
     Index,
     Quotient,
     Remainder,
@@ -70,6 +71,9 @@ def _collect(index: Index, found: dict[Symbol, None]) -> None:
             elif isinstance(atom, Quotient | Remainder):
                 _collect(atom.value, found)
                 _collect(atom.by, found)
+            elif isinstance(atom, Clamped):
+                for part in (atom.value, atom.low, atom.high):
+                    _collect(part, found)
             elif isinstance(atom, Axis):
                 _collect(atom.size, found)
 
