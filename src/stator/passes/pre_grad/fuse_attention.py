@@ -87,7 +87,7 @@ def _fuse(found: Attention, graph: fx.Graph) -> str | None:
     operands = [operand.node for operand in (found.q, found.k, found.v)]
     masks = [one.node for one in found.masks]
     try:
-        new = builder.run(_Built(found).attention, operands, masks)
+        new = builder.run(_Built(found).attention, operands, masks, found.factors)
     except (RuntimeError, IndexError) as error:
         builder.take_back()
         return f"its sizes do not go together: {error}"
@@ -112,12 +112,14 @@ class _Built:
 
     found: Attention
 
-    def attention(self, operands: list[Any], masks: list[Any]) -> Any:
+    def attention(self, operands: list[Any], masks: list[Any], factors: list[Any]) -> Any:
         found = self.found
         q, k, v = (
             operand.laid_out(value)
             for operand, value in zip((found.q, found.k, found.v), operands, strict=True)
         )
+        for factor, divides in factors:
+            q = q / factor if divides else q * factor
         if found.batch is not None:
             q, k, v = (one.reshape(*found.batch, *one.shape[-2:]) for one in (q, k, v))
         heads = q.ndim == 3  # torch's fast path wants them

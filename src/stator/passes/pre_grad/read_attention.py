@@ -59,6 +59,7 @@ class Attention:
     v: Operand
     scale: float = 1.0
     dropout: float = 0.0
+    factors: list[tuple[fx.Node, bool]] = field(default_factory=list)  # symbols; True: divided by
     masks: list[Added | Filled] = field(default_factory=list)  # the outermost first
     inner: list[fx.Node] = field(default_factory=list)  # what is gone then
     batch: list[Any] | None = None  # the sizes in front, where a view splits or joins them
@@ -93,6 +94,7 @@ class _Reader:
     node: fx.Node
     scale: float = 1.0
     dropout: float = 0.0
+    factors: list[tuple[fx.Node, bool]] = field(default_factory=list)
     masks: list[Added | Filled] = field(default_factory=list)
     inner: list[fx.Node] = field(default_factory=list)
     batch: list[Any] | None = None
@@ -112,6 +114,7 @@ class _Reader:
             v,
             self.scale,
             self.dropout,
+            self.factors,
             self.masks,
             self.inner,
             self.batch,
@@ -225,6 +228,9 @@ class _Reader:
         if call.name == "mul" and _number(one) is not None:
             one, other = other, one
         number = _number(other)
+        if number is None and isinstance(value_of(other), torch.SymFloat | torch.SymInt):
+            self.factors.append((_node(other), call.name == "div"))
+            return _node(one)
         if number is None:
             raise NotAttention("the scores are scaled by something else than a number")
         if call.name == "div" and number == 0:
@@ -266,6 +272,8 @@ class _Reader:
 
     def _check_context(self, mask: fx.Node) -> None:
         """A mask for scores whose heads are joined to batches would have to be split again."""
+        if self.factors:
+            raise NotAttention(f"{mask.name} is scaled by a number known at run time alone")
         if self.batch is not None and _rank(mask) == 3:
             raise NotAttention(f"{mask.name} knows nothing of heads")
 
