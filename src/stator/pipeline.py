@@ -35,6 +35,7 @@ from stator.passes.joint.drop_noops import drop_noops
 from stator.passes.joint.fold_uniform import fold_uniform
 from stator.passes.joint.pad_mm import pad_mm
 from stator.passes.post_grad.cancel_cat_split import cancel_cat_split
+from stator.passes.post_grad.fold_cumsum import fold_cumsum
 from stator.passes.post_grad.hold_to_promise import hold_to_promise
 from stator.passes.post_grad.linear_to_onednn import linear_to_onednn
 from stator.passes.post_grad.seed_random import seed_random
@@ -74,6 +75,7 @@ POST_GRAD: Final[tuple[GraphPass, ...]] = (
     drop_noops,  # again: copies of what the caller holds can go now that nothing is saved
     share_subexpressions,  # of single tensors that differ in no view: more calls are equal
     cancel_cat_split,  # equal parts are one by now, and so are seen to be all of one tensor
+    fold_cumsum,  # before the plan: a product joins the kernels around, a running sum does not
     write_in_place,  # behind all that makes values have fewer readers
     linear_to_onednn,
     hold_to_promise,  # late: what others might move or merge stands between

@@ -40,7 +40,7 @@ def test_every_stage_is_written(tmp_path: Path) -> None:
     texts = dumped(tmp_path, mixed, *mixed_inputs())
 
     passes = {name for name in texts if name.endswith(("_before.txt", "_after.txt"))}
-    assert "001_settle_dropout_before.txt" in passes
+    assert "001_normalize_keywords_before.txt" in passes
     assert any(name.endswith("_drop_noops_after.txt") for name in passes)
     assert set(texts) - passes == {
         "traced.txt",
