@@ -105,6 +105,14 @@ def masked_attention(size: Size) -> Task:
     return Task(program, (*torch.randn(3, *size).unbind(), hidden))
 
 
+def masked_attention_train(size: Size) -> Task:
+    """The same and the gradients of q, k and v, for a tangent that comes from outside."""
+    task = masked_attention(size)
+    *leaves, hidden = task.inputs
+    wanted = tuple(leaf.clone().requires_grad_() for leaf in leaves)
+    return Task(task.program, (*wanted, hidden), wanted, tangent=torch.randn(size))
+
+
 def batchnorm_train(size: Size) -> Task:
     """Forward alone, which updates the running statistics."""
 
@@ -194,6 +202,7 @@ KERNELS: Final = (
     ),
     _case("cross_entropy", cross_entropy, ((8192, 32000),), ((8, 50),)),
     _case("masked_attn", masked_attention, ((2, 12, 512, 64),), ((2, 3, 6, 4),)),
+    _case("masked_attn_train", masked_attention_train, ((2, 12, 512, 64),), ((2, 3, 6, 4),)),
     _case(
         "batchnorm_train",
         batchnorm_train,

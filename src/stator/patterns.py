@@ -173,6 +173,7 @@ def register_replacement(
                 "patterns", f"{search_fn.__name__} is registered already", hint="skip_duplicates"
             )
         one.known[text] = entry
+        one.functions += [search_fn, replace_fn, *([extra_check] if extra_check else [])]
         one.register(pattern, entry)
     return True
 
@@ -245,6 +246,7 @@ def register_graph_pattern(
             handler(found, *found.args, **found.kwargs)
             return True
 
+        pass_dict.functions += [handler, *([extra_check] if extra_check else [])]
         pass_dict.register(pattern, apply)
         return handler
 

@@ -10,11 +10,15 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
+
 from stator.errors import OptionError
+from stator.torch_api import OpOverload
 
 if TYPE_CHECKING:  # a warm start asks for versions, and needs nothing else
     from stator.graph.run import GraphPass
@@ -95,15 +99,37 @@ def registered_versions() -> list[str] | None:
     return found
 
 
-def _source_hash(pass_: Callable[..., Any]) -> str | None:
-    """Of the module that a pass comes from: it may call anything there."""
-    rules = getattr(pass_, "rules", ())
-    if rules:
-        hashes = [_source_hash(rule.function) for rule in rules]
-        return None if None in hashes else " ".join(map(str, hashes))
+def _source_hash(pass_: Any) -> str | None:
+    """What a pass does, from its functions: those it is made of, or itself."""
+    made_of = getattr(pass_, "functions", None) or [pass_]
+    found = [_identity(function) for function in made_of]
+    return None if None in found else " ".join(map(str, found))
+
+
+def _identity(function: Any) -> str | None:
+    """The source of the module that a function is from, and what it closes over.
+
+    None for what that does not tell: an object with a state of its own, a function without source.
+    """
+    if not isinstance(function, FunctionType):
+        return None
+    held = [cell.cell_contents for cell in function.__closure__ or ()]
+    held += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    texts = [_identity(one) if isinstance(one, FunctionType) else _text(one) for one in held]
     try:
-        module = inspect.getmodule(pass_)
-        source = inspect.getsource(pass_ if module is None else module)
+        module = inspect.getmodule(function)
+        source = inspect.getsource(function if module is None else module)
     except (OSError, TypeError):
         return None
-    return hashlib.sha256(source.encode()).hexdigest()
+    if None in texts:
+        return None
+    whole = "\0".join([function.__qualname__, source, *map(str, texts)])
+    return hashlib.sha256(whole.encode()).hexdigest()
+
+
+def _text(value: Any) -> str | None:
+    plain = (bool, int, float, complex, str, bytes, type(None), torch.dtype, OpOverload)
+    if isinstance(value, list | tuple):
+        parts = [_text(item) for item in value]
+        return None if None in parts else str(parts)
+    return repr(value) if isinstance(value, plain) else None

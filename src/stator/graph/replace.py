@@ -48,6 +48,7 @@ class PatternPass:
         self.__name__ = pass_name or "patterns"
         self.entries: dict[tuple[str, Any], list[tuple[Pattern, Handler]]] = {}
         self.known: dict[str, Handler] = {}
+        self.functions: list[Callable[..., Any]] = []  # what it is made of, for cache keys
 
     def register(self, pattern: Pattern, handler: Handler) -> None:
         """Call `handler` wherever `pattern` is found, after those that were registered before."""

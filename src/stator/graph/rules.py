@@ -34,6 +34,7 @@ from stator.graph.match import (
     find_match,
     last_call,
 )
+from stator.graph.order import stable_topological_sort
 from stator.graph.run import Ctx, GraphPass
 from stator.torch_api import OpOverload, is_view_op, pytree
 
@@ -154,6 +155,8 @@ def apply_rules(name: str, rules: Iterable[Rule]) -> GraphPass:
 
     apply.__name__ = name
     apply.rules = known  # type: ignore[attr-defined]  # for the list of passes and their rules
+    apply.functions = [one.function for one in known]  # type: ignore[attr-defined]  # what it is
+    apply.functions += [one.when for one in known if one.when]  # type: ignore[attr-defined]
     return apply
 
 
@@ -214,6 +217,8 @@ class Rewriter:
             builder.take_back()
             return False
         self._replace(outputs, results, found, builder)
+        if len(outputs) > 1:  # an input of one may come behind another
+            stable_topological_sort(self.graph)
         return True
 
     def _replace(
