@@ -93,7 +93,8 @@ def compiled(inputs: Sequence[Tensor], *, padded: bool) -> Any:
     """The program, its product as it is or padded."""
     torch._dynamo.reset()
     handle = stator.passes.register("joint", pad_every) if padded else None
-    options = {**STATOR_OPTIONS, "skip": ("pad_mm",)}
+    # Different options, or Dynamo takes the one's code for the other.
+    options = {**STATOR_OPTIONS, "skip": ("pad_mm",), "fuel": 1000 if padded else None}
     try:
         found = torch.compile(program, backend="stator", options=options, dynamic=False)
         found(*inputs)

@@ -115,7 +115,7 @@ def constant(run: Running) -> Tensor:
         case 3:
             return torch.full(like.shape, 2).cumsum(0) if like.ndim else torch.ones(3)
         case _:
-            return torch.zeros(1).expand(like.shape) * like
+            return torch.zeros(()).expand(like.shape) * like
 
 
 def view(run: Running) -> Tensor:

@@ -22,6 +22,7 @@ from tests.fuzz.programs import inputs_of, program
 
 GRAPHS: Final = 500
 SHARDS: Final = 8  # so that several workers share them
+ONCE_WRONG: Final = (3462,)  # a view of what a cat was put together from, in other strides
 
 
 def through_all_passes(seed: int) -> list[str]:
@@ -47,6 +48,11 @@ def test_all_passes_leave_what_a_graph_computes(shard: int) -> None:
         except Exception as error:
             raise AssertionError(f"seed {seed}: {error}") from error
     assert fired, "no pass did anything: the graphs are not made for them"
+
+
+@pytest.mark.parametrize("seed", ONCE_WRONG)
+def test_what_was_wrong_once_stays_right(seed: int) -> None:
+    through_all_passes(seed)
 
 
 if __name__ == "__main__":

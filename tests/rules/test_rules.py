@@ -8,12 +8,13 @@ from torch import fx
 
 from docs.passes import left_side
 from stator.core.fuel import Fuel
-from stator.graph.rules import Rewriter, Rule
+from stator.graph.rules import Rewrite, Rewriter, Rule, rule
 from stator.graph.run import Ctx
 from stator.graph.verify import verify
 from stator.rules.all import RULES
 from stator.torch_api import pytree
 
+aten = torch.ops.aten
 REJECTIONS = [
     pytest.param(rule, number, id=f"{rule.name}-{number}")
     for rule in RULES
@@ -69,3 +70,19 @@ def test_a_rule_states_its_equation(rule: Rule) -> None:
 def test_names_are_told_apart() -> None:
     names = [rule.name for rule in RULES]
     assert len(set(names)) == len(names)
+
+
+def test_a_right_side_that_cannot_be_computed_is_no_rewrite() -> None:
+    @rule(example=lambda: (torch.randn(2, 3),))
+    def flattened(x: torch.Tensor) -> Rewrite:
+        """sin(cos(x))  -->  as a view that some strides do not allow"""
+        return Rewrite(
+            before=aten.sin.default(aten.cos.default(x)),
+            after=lambda: aten.view.default(aten.sin.default(x), [7, 7]),
+        )
+
+    module, _ = left_side(flattened, flattened.example())
+    before = str(module.graph)
+
+    assert fired(module, flattened) == 0
+    assert str(module.graph) == before

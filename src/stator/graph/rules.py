@@ -207,7 +207,11 @@ class Rewriter:
         outputs = [node for node in found.outputs if node is not None]
         builder = Builder(self.graph, min(outputs))
         bound = [found.kwargs[name] for name in one.parameters]
-        after = builder.run(lambda *given: one.function(*given).right(), *bound)
+        try:
+            after = builder.run(lambda *given: one.function(*given).right(), *bound)
+        except (RuntimeError, ValueError, IndexError):  # these values do not go into the right side
+            builder.take_back()
+            return False
         several = isinstance(after, tuple | list)
         results = list(after) if several else [after]
         fit = len(results) == len(outputs) and not any(

@@ -158,8 +158,11 @@ def _readers_agree(node: fx.Node, operand: fx.Node) -> bool:
             return (operand if source is node else source).meta["val"]
 
         args, kwargs = pytree.tree_map_only(fx.Node, known, (user.args, user.kwargs))
-        with value.fake_mode, torch.no_grad():
-            found = user.target(*args, **kwargs)
+        try:
+            with value.fake_mode, torch.no_grad():
+                found = user.target(*args, **kwargs)
+        except (RuntimeError, ValueError):  # a view that the other strides do not allow
+            return False
         if _layouts(found) != _layouts(user.meta["val"]):
             return False
     return True
