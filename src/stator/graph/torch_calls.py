@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
 from torch import fx
+
+from stator.torch_api import HigherOrderOperator, OpOverload, OpOverloadPacket, is_mutable_op
 
 VALUE: Final = "example_value"  # where Dynamo notes what a node computes
 
@@ -144,7 +146,24 @@ def may_write(node: fx.Node) -> bool:
     if node.op == "call_method":
         name = str(node.target)
         return (name.endswith("_") and not name.endswith("__")) or name == "__setitem__"
-    if node.target in _WRITING:
+    if node.target in _WRITING or isinstance(node.target, HigherOrderOperator):
         return True
+    if isinstance(node.target, OpOverload | OpOverloadPacket):
+        packet = isinstance(node.target, OpOverloadPacket)
+        names = node.target.overloads() if packet else ()
+        overloads = [getattr(node.target, name) for name in names] if packet else [node.target]
+        return any(map(is_mutable_op, overloads))
+    if getattr(node.target, "__module__", "") == F.__name__ and any(a is True for a in node.args):
+        return True  # `inplace`, by position
     name = getattr(node.target, "__name__", "")
     return name.endswith("_") and not name.endswith("__")
+
+
+def is_written_between(first: fx.Node, last: fx.Node, besides: Collection[fx.Node] = ()) -> bool:
+    """Whether a call between two nodes, other than `besides`, may write to a tensor."""
+    node = first.next
+    while node is not last:
+        if node not in besides and may_write(node):
+            return True
+        node = node.next
+    return False

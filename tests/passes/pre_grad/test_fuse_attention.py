@@ -247,6 +247,40 @@ def other_softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (torch.softmax(q @ k.transpose(-2, -1), -1) * 0.5) @ v
 
 
+def written_mask(q: Tensor, k: Tensor, v: Tensor) -> Any:
+    mask = v.sum() * torch.ones(5, 5)
+    mask += q[0, 0] @ k[0, 0].transpose(-2, -1)
+    return torch.softmax(mask, -1) @ v[0], mask
+
+
+def written_after_scaling(q: Tensor, k: Tensor, v: Tensor) -> Any:
+    half = q * 0.5
+    q.add_(1)
+    return torch.softmax(half @ k.transpose(-2, -1), -1) @ v, q
+
+
+def written_by_position(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    copy = k.clone()
+    scores = q @ copy.transpose(-2, -1)
+    F.relu(v, True)
+    return torch.softmax(scores, -1) @ v
+
+
+@pytest.mark.parametrize("program", [written_mask, written_after_scaling, written_by_position])
+def test_what_is_written_meanwhile_keeps_its_value(program: Program) -> None:
+    inputs = [torch.randn(B, H, S, D) for _ in range(3)]
+    check(program, *inputs)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_scale_in_a_tensor_is_rounded_as_the_tensor_is(dtype: torch.dtype) -> None:
+    def program(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scale = torch.full([], 8.3, dtype=torch.bfloat16).to(q.dtype)
+        return torch.softmax(q @ k.transpose(-2, -1) / scale, -1) @ v
+
+    check(program, *(torch.randn(B, H, S, D).to(dtype) for _ in range(3)))
+
+
 @pytest.mark.parametrize(
     "program",
     [

@@ -18,7 +18,7 @@ from torch import Tensor, fx
 
 from stator.graph.build import Builder
 from stator.graph.run import Ctx
-from stator.graph.torch_calls import VALUE, may_write, value_of
+from stator.graph.torch_calls import VALUE, is_written_between, value_of
 from stator.passes.pre_grad.read_attention import Added, Attention, Filled, read_attention
 
 FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16)
@@ -72,12 +72,8 @@ def _why_not_masked(found: Attention, q: Tensor) -> str | None:
 
 
 def _why_written(found: Attention) -> str | None:
-    inner = set(found.inner)
-    node = min(inner)
-    while node is not found.node:
-        node = node.next
-        if node not in inner and node is not found.node and may_write(node):
-            return f"{node.name} may write to one of its values"
+    if is_written_between(min(found.inner), found.node, besides=set(found.inner)):
+        return "one of its values may be written to meanwhile"
     return None
 
 
@@ -103,7 +99,8 @@ def _fuse(found: Attention, graph: fx.Graph) -> str | None:
 
 
 def _described(value: Tensor) -> str:
-    return f"{value.dtype}{list(value.size())}, strides {list(value.stride())}"
+    sizes = f"{value.dtype}{list(value.size())}"
+    return f"{sizes}, strides {list(value.stride())}, on {value.device}"
 
 
 @dataclass(frozen=True, slots=True)

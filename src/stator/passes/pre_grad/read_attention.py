@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, fx
 
-from stator.graph.torch_calls import Call, reading, value_of
+from stator.graph.torch_calls import Call, is_written_between, reading, value_of
 
 CASTS: Final = frozenset({"to", "float", "half", "bfloat16", "type_as"})
 
@@ -170,7 +170,7 @@ class _Reader:
     def _view(self, node: fx.Node, call: Call) -> None:
         """A view that splits or joins batches and heads, and nothing else."""
         outside, inside = value_of(node), value_of(call["input"])
-        if _sizes(outside)[-2:] != _sizes(inside)[-2:]:
+        if outside.dtype != inside.dtype or _sizes(outside)[-2:] != _sizes(inside)[-2:]:
             raise NotAttention(f"{node.name} mixes rows")
         if _sizes(outside) == _sizes(inside):
             return
@@ -243,6 +243,8 @@ class _Reader:
         if call["alpha"] != 1:
             raise NotAttention("a mask is added with a factor")
         if call.name == "add" and not _leads_to_product(one):
+            if call.in_place:
+                raise NotAttention(f"{one.name} is written to")
             one, other = other, one
         if _sizes(value_of(one)) != _sizes(value_of(node)):
             raise NotAttention(f"{other.name} is wider than the scores")
@@ -283,7 +285,7 @@ class _Reader:
         """q or k without the factors at it, which go to the scale."""
         while True:
             call = reading(operand.node)
-            if call is None or call.in_place:
+            if call is None or call.in_place or is_written_between(operand.node, self.node):
                 return operand
             if call.name in ("mul", "div") and call.args.get("rounding_mode") is None:
                 one, other = call["input"], call["other"]
@@ -348,11 +350,12 @@ def _number(value: Any) -> float | None:
     if isinstance(value, int | float):
         return float(value)
     call = reading(value)
-    if call is None:
+    known = value_of(value)
+    if call is None or not isinstance(known, Tensor) or known.ndim or known.requires_grad:
         return None
-    if call.name == "full" and list(call["size"]) == []:
-        return _number(call["fill_value"])
-    return _number(call["data"]) if call.name == "tensor" else None
+    given = {"full": "fill_value", "tensor": "data"}.get(call.name)
+    number = None if given is None else _number(call[given])
+    return None if number is None else float(torch.tensor(number, dtype=known.dtype))
 
 
 def _leads_to_product(node: fx.Node) -> bool:
