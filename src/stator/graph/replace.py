@@ -30,7 +30,7 @@ from stator.graph.match import (
     last_call,
 )
 from stator.graph.order import stable_topological_sort
-from stator.graph.rules import why_not_same
+from stator.graph.rules import bound_value, why_not_same
 from stator.graph.run import Ctx
 from stator.torch_api import pytree
 
@@ -137,7 +137,7 @@ class Replacement:
 
     def __call__(self, found: Match, graph: fx.Graph) -> bool:
         """Prove the match on what it found, then replace it; False if it is none."""
-        values = {name: _value_of(found.kwargs.get(name)) for name in self.sides.names}
+        values = {name: bound_value(found.kwargs.get(name)) for name in self.sides.names}
         key = tuple(map(_key, values.values()))
         if key not in self.proven:
             self.proven[key] = self._prove(values)
@@ -169,10 +169,6 @@ class Replacement:
             return None
         rename_placeholders(replaced, names)
         return pattern_of_graph(searched, names, self.exclusive, strict=True), replaced
-
-
-def _value_of(bound: Any) -> Any:
-    return bound.meta.get("val") if isinstance(bound, fx.Node) else bound
 
 
 def _like(value: Any, example: Any) -> Any:

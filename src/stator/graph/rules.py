@@ -201,7 +201,7 @@ class Rewriter:
         return None
 
     def _apply(self, one: Rule, found: Match) -> bool:
-        values = {name: _value(bound) for name, bound in found.kwargs.items()}
+        values = {name: bound_value(bound) for name, bound in found.kwargs.items()}
         if not one.allows(values):
             return False
         outputs = [node for node in found.outputs if node is not None]
@@ -240,7 +240,8 @@ class Rewriter:
         self.todo.extend(node for node in again if not node._erased)
 
 
-def _value(bound: Any) -> Any:
+def bound_value(bound: Any) -> Any:
+    """What a match bound: a constant, or a node's fake value."""
     return bound.meta.get("val") if isinstance(bound, fx.Node) else bound
 
 
