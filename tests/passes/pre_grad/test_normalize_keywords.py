@@ -45,6 +45,23 @@ def test_names_that_mean_something_else_stay() -> None:
     assert normalize_keywords(module.graph, Ctx()) == 0
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: torch.segment_reduce(x, "max", lengths=torch.tensor([1, 2]), axis=0),
+        lambda x: torch.linalg.vander(x=x),
+        lambda x: torch.fake_quantize_per_channel_affine(
+            x, torch.ones(3), torch.zeros(3, dtype=torch.int32), axis=0, quant_min=0, quant_max=9
+        ),
+    ],
+)
+def test_names_that_are_torchs_own_stay(program: Callable[[Tensor], Any]) -> None:
+    module = captured(program, X).module
+
+    assert normalize_keywords(module.graph, Ctx()) == 0
+    check(program, X)
+
+
 def test_without_fuel_nothing_changes() -> None:
     module = captured(lambda x: torch.sum(x, axis=1), X).module
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Final
 
+import torch
 from torch import fx
 
 from stator.graph.run import Ctx
@@ -42,6 +44,18 @@ def _is_torchs(node: fx.Node) -> bool:
 
 
 def _renamed(name: str, node: fx.Node) -> str:
+    if name in _own_names(node.target if isinstance(node.target, str) else node.target.__name__):
+        return name
     if name in FIRST and not node.args:
         return "input"
     return NUMPY.get(name, name)
+
+
+@cache
+def _own_names(operator: str) -> frozenset[str]:
+    """What torch itself calls the operator's arguments: a few are an `axis` or an `x` there."""
+    packet = getattr(torch.ops.aten, operator, None)
+    overloads = [] if packet is None else [getattr(packet, name) for name in packet.overloads()]
+    taken = [one._schema.arguments for one in overloads]
+    of_tensors = [args for args in taken if any("Tensor" in str(arg.type) for arg in args)]
+    return frozenset(argument.name for arguments in of_tensors for argument in arguments)
