@@ -7,8 +7,7 @@ equation and by what its example becomes.
 from __future__ import annotations
 
 import inspect
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,9 +16,10 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from stator.graph.edit import drop_unread
-from stator.graph.rules import Rewriter, Rule
+from stator.graph.rules import Rule, apply_rules
 from stator.graph.run import Ctx, GraphPass
 from stator.pipeline import JOINT, POST_GRAD, PRE_GRAD
+from stator.torch_api import HigherOrderOperator, OpOverload
 
 PAGE: Final = Path(__file__).with_name("passes.md")
 STAGES: Final[dict[str, tuple[str, Sequence[GraphPass]]]] = {
@@ -59,16 +59,22 @@ def _pass_text(number: int, pass_: GraphPass) -> str:
 
 
 def _rule_text(rule: Rule) -> str:
+    rejected = f" {len(rule.rejects)} rejections are tested." if rule.rejects else ""
+    return f"**{rule.name}**: `{rule.equation}`.{rejected}\n\n```text\n{rule_example(rule)}\n```"
+
+
+def rule_example(rule: Rule) -> str:
+    """What a rule makes of its example: the calls before and after."""
     torch.manual_seed(0)
     module, _ = left_side(rule, rule.example())
-    before = _calls(module.graph)
-    Rewriter(module.graph, Ctx(), [rule]).run()
-    after = _calls(module.graph)
-    rejected = f" {len(rule.rejects)} rejections are tested." if rule.rejects else ""
-    return (
-        f"**{rule.name}**: `{rule.equation}`.{rejected}\n\n"
-        f"```text\nbefore\n{before}\nafter\n{after}\n```"
-    )
+    return before_and_after(module.graph, apply_rules(rule.name, [rule]))
+
+
+def before_and_after(graph: fx.Graph, pass_: GraphPass) -> str:
+    """The calls of a graph, and what a pass makes of them."""
+    before = calls_text(graph)
+    pass_(graph, Ctx())
+    return f"before\n{before}\nafter\n{calls_text(graph)}"
 
 
 def left_side(rule: Rule, arguments: Sequence[Any]) -> tuple[fx.GraphModule, list[Tensor]]:
@@ -85,22 +91,40 @@ def left_side(rule: Rule, arguments: Sequence[Any]) -> tuple[fx.GraphModule, lis
     return module, tensors
 
 
-def _calls(graph: fx.Graph) -> str:
+def calls_text(graph: fx.Graph) -> str:
     """The calls of a graph, a line each; what it returns last."""
-    lines = []
-    for node in graph.nodes:
-        arguments = ", ".join(
-            [*(str(arg) for arg in node.args), *(f"{k}={v}" for k, v in node.kwargs.items())]
-        )
-        if node.op == "call_function":
-            lines.append(f"    {node.name} = {node.target}({arguments})")
-        elif node.op == "output":
-            lines.append(f"    return {arguments}")
-    text = "\n".join(lines)
-    names = dict.fromkeys(re.findall(r"^ +(\w+) =", text, re.MULTILINE))
-    for number, name in enumerate(names):
-        text = re.sub(rf"\b{name}\b(?!\.)", f"t{number}", text)
-    return re.sub(r"\barg(\d+)_1\b", r"x\1", text)
+    inputs = graph.find_nodes(op="placeholder")
+    calls = [node for node in graph.nodes if node.op.startswith("call_")]
+    names = {node: f"x{number}" for number, node in enumerate(inputs)}
+    names |= {node: f"t{number}" for number, node in enumerate(calls)}
+    lines = [f"    {names[node]} = {_target(node)}({_arguments(node, names)})" for node in calls]
+    return "\n".join([*lines, f"    return {_arguments(graph.output_node(), names)}"])
+
+
+def _target(node: fx.Node) -> str:
+    """An operator by its full name, a method with a dot before it, a function by its own name."""
+    if node.op == "call_method":
+        return f".{node.target}"
+    is_operator = isinstance(node.target, OpOverload | HigherOrderOperator)
+    return str(node.target) if is_operator else str(node.target.__name__)
+
+
+def _arguments(node: fx.Node, names: Mapping[fx.Node, str]) -> str:
+    def shown(value: Any) -> str:
+        match value:
+            case fx.Node():
+                return names.get(value, value.name)
+            case list():
+                return f"[{', '.join(map(shown, value))}]"
+            case tuple():
+                return f"({', '.join(map(shown, value))}{',' * (len(value) == 1)})"
+            case str():
+                return repr(value)
+            case _:
+                return str(value)
+
+    named = (f"{name}={shown(value)}" for name, value in node.kwargs.items())
+    return ", ".join([*map(shown, node.args), *named])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,166 @@
+"""A program for every pass: what it is kept for as text, before and after.
+
+Rules bring examples of their own, which docs/passes.md shows too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from stator.graph.run import GraphPass
+from stator.passes.joint.channels_last import channels_last
+from stator.passes.joint.drop_noops import drop_noops
+from stator.passes.joint.fold_uniform import fold_uniform
+from stator.passes.joint.pad_mm import pad_mm
+from stator.passes.post_grad.cancel_cat_split import cancel_cat_split
+from stator.passes.post_grad.fold_cumsum import fold_cumsum
+from stator.passes.post_grad.hold_to_promise import hold_to_promise
+from stator.passes.post_grad.linear_to_onednn import LARGE_WEIGHT, linear_to_onednn
+from stator.passes.post_grad.seed_random import seed_random
+from stator.passes.post_grad.share_subexpressions import share_subexpressions
+from stator.passes.post_grad.unroll_foreach import unroll_foreach
+from stator.passes.post_grad.write_in_place import write_in_place
+from stator.passes.pre_grad.fuse_attention import fuse_attention
+from stator.passes.pre_grad.normalize_keywords import normalize_keywords
+from stator.passes.pre_grad.settle_dropout import settle_dropout
+
+DEPTH: Final = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A pass, a program that it changes, and arguments for that."""
+
+    pass_: GraphPass
+    program: Callable[..., Any]
+    arguments: Callable[[], tuple[Any, ...]]
+
+    @property
+    def name(self) -> str:
+        """Of the pass; also of the file that holds the text."""
+        return self.pass_.__name__
+
+
+# Operators of a user's: one that is pure, one that writes.
+
+
+@torch.library.custom_op("stator_golden::twice", mutates_args=())
+def twice(x: Tensor) -> Tensor:
+    return x * 2
+
+
+@twice.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+@torch.library.custom_op("stator_golden::fill", mutates_args=("out",))
+def fill(out: Tensor, x: Tensor) -> None:
+    out.copy_(x)
+
+
+# --- programs ---
+
+
+def numpy_keywords(x: Tensor) -> Tensor:
+    return torch.sum(x, axis=1, keepdims=True)
+
+
+def dropout_at_both_ends(x: Tensor) -> Tensor:
+    return F.dropout(x, 0.5, training=False) + F.dropout(x, 1.0)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    scores = q @ k.transpose(-2, -1) / 2.0
+    return torch.softmax(scores + mask, dim=-1) @ v
+
+
+def views_and_copies(x: Tensor) -> Tensor:
+    return x.view(2, 3).clone().sin()
+
+
+def ones_and_zeros(x: Tensor) -> Tensor:
+    ones = torch.ones_like(x)
+    return x * ones - (ones * 3.0).expand(4, 2, 3)
+
+
+def shallow_product(x: Tensor, w: Tensor) -> Tensor:
+    return (x @ w).relu()
+
+
+def convolutions(x: Tensor, w: Tensor) -> Tensor:
+    for _ in range(3):
+        x = F.conv2d(x, w, padding=1).relu()
+    return x
+
+
+def lists(x: Tensor, y: Tensor) -> list[Tensor]:
+    return list(torch._foreach_add([x, y], 1))
+
+
+def the_same_twice(x: Tensor) -> Tensor:
+    return x.sin() + x.sin()
+
+
+def cats_and_splits(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    left, right = x.split(2)
+    pair = torch.cat([x, y])
+    return torch.cat([left, right]).sin(), pair[:4].cos(), torch.cat([torch.cat([x, y]), x])
+
+
+def running_sum() -> Tensor:
+    return torch.full((2, 3), 5).cumsum(1)
+
+
+def written_to(x: Tensor) -> Tensor:
+    out = torch.empty_like(x)
+    torch.ops.stator_golden.fill(out, x)
+    return out.sin()
+
+
+def large_linear(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
+    return F.linear(x, w, bias)
+
+
+def foretold(x: Tensor) -> Tensor:
+    return torch.ops.stator_golden.twice(x).sin()
+
+
+def random_numbers(x: Tensor) -> Tensor:
+    return torch.rand(2, 3) + torch.rand_like(x)
+
+
+def floats(*sizes: tuple[int, ...]) -> Callable[[], tuple[Tensor, ...]]:
+    """Arguments of these sizes."""
+    return lambda: tuple(torch.randn(size) for size in sizes)
+
+
+CAPTURED: Final = (  # over the graph of torch functions
+    Example(normalize_keywords, numpy_keywords, floats((2, 3))),
+    Example(settle_dropout, dropout_at_both_ends, floats((2, 3))),
+    Example(fuse_attention, attention, floats((2, 3, 5, 4), (2, 3, 5, 4), (2, 3, 5, 4), (5, 5))),
+)
+TRACED: Final = (  # over a graph of ATen operators
+    Example(drop_noops, views_and_copies, floats((2, 3))),
+    Example(fold_uniform, ones_and_zeros, floats((2, 3))),
+    Example(pad_mm, shallow_product, floats((1024, 16), (16, 301))),
+    Example(channels_last, convolutions, floats((2, 3, 9, 8), (3, 3, 3, 3))),
+    Example(unroll_foreach, lists, floats((2, 3), (4,))),
+    Example(share_subexpressions, the_same_twice, floats((2, 3))),
+    Example(cancel_cat_split, cats_and_splits, floats((4, 3), (2, 3))),
+    Example(fold_cumsum, running_sum, floats()),
+    Example(write_in_place, written_to, floats((2, 3))),
+    Example(
+        linear_to_onednn,
+        large_linear,
+        floats((16, DEPTH), (LARGE_WEIGHT // DEPTH, DEPTH), (LARGE_WEIGHT // DEPTH,)),
+    ),
+    Example(hold_to_promise, foretold, floats((2, 3))),
+    Example(seed_random, random_numbers, floats((2, 3))),
+)

@@ -1,0 +1,74 @@
+"""What every pass and every rule does to its example, as text: a change is seen, and meant.
+
+`pytest tests/golden --update-golden` writes the texts anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from docs.passes import STAGES, before_and_after, rule_example
+from stator.graph.rules import Rule
+from stator.patterns import fwd_only
+from stator.rules.all import RULES
+from stator.torch_api import onednn_linear
+from tests.golden.rewrites import CAPTURED, TRACED, Example
+from tests.passes.pre_grad.test_fuse_attention import captured
+
+FOLDER: Final = Path(__file__).parent / "passes"
+
+
+def of_rule(rule: Rule) -> str:
+    return f"# {rule.equation}\n{rule_example(rule)}\n"
+
+
+def of_captured(example: Example) -> str:
+    module = captured(example.program, *example.arguments()).module
+    return before_and_after(module.graph, example.pass_) + "\n"
+
+
+def of_traced(example: Example) -> str:
+    module = fwd_only(example.program, example.arguments())
+    return before_and_after(module.graph, example.pass_) + "\n"
+
+
+TEXTS: Final[dict[str, Callable[[], str]]] = {
+    **{rule.name: partial(of_rule, rule) for rule in RULES},
+    **{example.name: partial(of_captured, example) for example in CAPTURED},
+    **{example.name: partial(of_traced, example) for example in TRACED},
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_before_and_after_are_as_kept(name: str, update_golden: bool) -> None:
+    if name == "linear_to_onednn" and onednn_linear() is None:
+        pytest.skip("torch has no oneDNN here")
+    made = TEXTS[name]()
+    file = FOLDER / f"{name}.txt"
+
+    if update_golden:
+        file.write_text(made)
+
+    assert file.exists(), "pytest tests/golden --update-golden"
+    assert made == file.read_text(), "if it is meant: pytest tests/golden --update-golden"
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_what_is_kept_shows_a_change(name: str) -> None:
+    before, after = (FOLDER / f"{name}.txt").read_text().split("after\n")
+
+    assert before.partition("before\n")[2] != after
+
+
+def test_every_pass_and_rule_has_its_text_and_no_file_is_left_over() -> None:
+    passes = [one for _, stage in STAGES.values() for one in stage]
+    of_passes = {one.__name__ for one in passes if not hasattr(one, "rules")}
+    names = of_passes | {rule.name for one in passes for rule in getattr(one, "rules", ())}
+
+    assert names == set(TEXTS)
+    assert {file.stem for file in FOLDER.iterdir()} == set(TEXTS)
