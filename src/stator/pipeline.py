@@ -38,6 +38,7 @@ from stator.passes.post_grad.cancel_cat_split import cancel_cat_split
 from stator.passes.post_grad.fold_cumsum import fold_cumsum
 from stator.passes.post_grad.hold_to_promise import hold_to_promise
 from stator.passes.post_grad.linear_to_onednn import linear_to_onednn
+from stator.passes.post_grad.reorder_for_memory import reorder_for_memory
 from stator.passes.post_grad.seed_random import seed_random
 from stator.passes.post_grad.share_subexpressions import share_subexpressions
 from stator.passes.post_grad.unroll_foreach import unroll_foreach
@@ -80,6 +81,7 @@ POST_GRAD: Final[tuple[GraphPass, ...]] = (
     linear_to_onednn,
     hold_to_promise,  # late: what others might move or merge stands between
     seed_random,  # random operators become pure, so that kernels take them in
+    reorder_for_memory,  # last: it counts what is left, and random operators move by now
 )
 
 

@@ -22,6 +22,7 @@ from stator.passes.post_grad.cancel_cat_split import cancel_cat_split
 from stator.passes.post_grad.fold_cumsum import fold_cumsum
 from stator.passes.post_grad.hold_to_promise import hold_to_promise
 from stator.passes.post_grad.linear_to_onednn import LARGE_WEIGHT, linear_to_onednn
+from stator.passes.post_grad.reorder_for_memory import reorder_for_memory
 from stator.passes.post_grad.seed_random import seed_random
 from stator.passes.post_grad.share_subexpressions import share_subexpressions
 from stator.passes.post_grad.unroll_foreach import unroll_foreach
@@ -136,6 +137,11 @@ def random_numbers(x: Tensor) -> Tensor:
     return torch.rand(2, 3) + torch.rand_like(x)
 
 
+def sums_of_products(x: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    first, second = x @ v, x @ w
+    return first.sum(), second.sum()
+
+
 def floats(*sizes: tuple[int, ...]) -> Callable[[], tuple[Tensor, ...]]:
     """Arguments of these sizes."""
     return lambda: tuple(torch.randn(size) for size in sizes)
@@ -163,4 +169,5 @@ TRACED: Final = (  # over a graph of ATen operators
     ),
     Example(hold_to_promise, foretold, floats((2, 3))),
     Example(seed_random, random_numbers, floats((2, 3))),
+    Example(reorder_for_memory, sums_of_products, floats((8, 8), (8, 8), (8, 8))),
 )
