@@ -275,6 +275,11 @@ def scatter(x: Tensor, index: Tensor, source: Tensor) -> Tensor:
     return x.scatter(1, index, source)
 
 
+def one_hot(x: Tensor, index: Tensor) -> Tensor:
+    """one number a row written into zeros, and read"""
+    return torch.zeros_like(x).scatter(1, index, 1.0) * x
+
+
 def gather(x: Tensor, index: Tensor) -> Tensor:
     """elements read from computed places"""
     return x.gather(1, index)
@@ -336,6 +341,7 @@ PROGRAMS: Final = (
     Program(embedding, lambda: (floats(10, 64), indices(8, 10))),
     Program(index_add, lambda: (floats(10, 64), indices(8, 10), floats(8, 64)), kernels=3),
     Program(scatter, lambda: (floats(8, 64), indices(40, 64).view(8, 5), floats(8, 5)), kernels=3),
+    Program(one_hot, lambda: (floats(8, 64), indices(8, 64).view(8, 1))),
     Program(gather, lambda: (floats(8, 64), indices(40, 64).view(8, 5))),
     Program(cumsum, lambda: (floats(8, 64),)),
     Program(cumsum_columns, lambda: (floats(8, 64),)),

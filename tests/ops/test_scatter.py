@@ -221,3 +221,47 @@ def test_dynamic_sizes() -> None:
         )
 
     check_fused(run, sample(5, 6), sample(3, 6), torch.tensor([1, 4, 1]), dynamic=True)
+
+
+# --- one number a row, into one number everywhere ---
+
+LABELS = torch.tensor([[2], [0], [1], [2]])
+
+CHOSEN: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "times a tensor": lambda x, i: torch.zeros_like(x).scatter(1, i, 1.0) * x,
+    "smoothed": lambda x, i: (torch.full_like(x, 0.1).scatter(-1, i, 0.9) * x).sum(),
+    "along the rows": lambda x, i: torch.zeros(3, 4).scatter(0, i.t(), -2.5) @ x,
+    "of integers": lambda x, i: torch.zeros(4, 3, dtype=torch.int64).scatter(1, i, 7) + i,
+    "of truth values": lambda x, i: torch.ones(4, 3, dtype=torch.bool).scatter(1, i, 0) | (x > 0),
+    "not a number": lambda x, i: torch.full_like(x, float("nan")).scatter(1, i, float("inf")),
+    "returned": lambda x, i: torch.zeros_like(x).scatter(1, i, 1.0),
+}
+SCATTERED: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "into other numbers": lambda x, i: x.scatter(1, i, 1.0) * 2,
+    "into some rows": lambda x, i: torch.zeros_like(x).scatter(1, i[:2], 1.0) * 2,
+    "two a row": lambda x, i: torch.zeros_like(x).scatter(1, i.expand(-1, 2), 1.0) * 2,
+    "half a type": lambda x, i: torch.zeros(4, 3).half().scatter(1, i, 0.1) * 2,  # rounds 0.1
+}
+
+
+def scatters_in(program: Callable[[Tensor, Tensor], Any]) -> int:
+    items = lowered(program, sample(4, 3, grad=False), LABELS).items
+    return sum(isinstance(item, Scatter) for item in items)
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_one_number_a_row_is_a_comparison(name: str) -> None:
+    assert scatters_in(CHOSEN[name]) == 0
+    check(CHOSEN[name], sample(4, 3), LABELS)
+    check(CHOSEN[name], sample(4, 3), LABELS, dynamic=True)
+
+
+@pytest.mark.parametrize("name", SCATTERED)
+def test_all_else_is_scattered(name: str) -> None:
+    assert scatters_in(SCATTERED[name]) == 1
+    check(SCATTERED[name], sample(4, 3), LABELS)
+
+
+@pytest.mark.parametrize("place", [3, -1])
+def test_a_comparison_is_checked_too(place: int) -> None:
+    check(CHOSEN["times a tensor"], sample(4, 3, grad=False), torch.full((4, 1), place))

@@ -25,7 +25,8 @@ OUT_OF_RANGE = "index out of range in self"
 # --- computed places ---
 
 
-def _number(index: Index) -> Expr:
+def number_of(index: Index) -> Expr:
+    """A place as an integer to compute with."""
     whole = index.constant
     return IndexValue(DType.I64, index) if whole is None else const(whole, DType.I64)
 
@@ -59,8 +60,8 @@ def place_at(expr: Expr, length: Index, *, wraps: bool) -> Index:
         return index + length
     number = cast(expr, DType.I64)
     if wraps:
-        number = _b.where(_b.lt(number, 0), _b.add(number, _number(length)), number)
-    return Index.of(Element(_b.max(_b.min(number, _number(length - 1)), 0)))
+        number = _b.where(_b.lt(number, 0), _b.add(number, number_of(length)), number)
+    return Index.of(Element(_b.max(_b.min(number, number_of(length - 1)), 0)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ class Range:
 
         def holds(point: Point) -> Expr:
             number = cast(index.load(point), DType.I64)
-            return _b.and_(_b.ge(number, _number(low)), _b.lt(number, _number(self.length)))
+            return _b.and_(_b.ge(number, number_of(low)), _b.lt(number, number_of(self.length)))
 
         t.require(Value(index.size, DType.BOOL, holds), self.error, self.message)
 

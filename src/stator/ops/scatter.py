@@ -11,10 +11,10 @@ import torch
 from stator.core.dtypes import DType
 from stator.loops.build import Body, cast, const
 from stator.loops.index import Index
-from stator.loops.ir import Combine, Expr
+from stator.loops.ir import Combine, Const, Expr
 from stator.loops.values import Builder, Point, Result, Updates, Value, broadcast, flat, unflat
-from stator.ops.arguments import dim_of, replaced, scalar
-from stator.ops.index import OUT_OF_RANGE, Range, flat_range, out_of_bounds, picked
+from stator.ops.arguments import dim_of, probe, replaced, scalar
+from stator.ops.index import OUT_OF_RANGE, Range, flat_range, number_of, out_of_bounds, picked
 from stator.ops.table import lowers
 
 aten = torch.ops.aten
@@ -112,7 +112,27 @@ def scatter_value(
     number = scalar(value, x.dtype.computed_in)
     if number is None:
         return None
-    return _scattered(t, x, _along(t, x, dim, index), lambda _: number)
+    places = _along(t, x, dim, index)
+    return _chosen(x, dim, index, number) or _scattered(t, x, places, lambda _: number)
+
+
+def _chosen(x: Value, dim: int, index: Value, number: Expr) -> Value | None:
+    """index[i, 0] == j ? number : x[i, j], if x is one number and each row takes one more.
+
+    That joins the kernels that read it, and a scatter does not: times 512 x 1000 logarithms and
+    summed, it takes 0.19 milliseconds instead of 0.28; alone as long as before (one core).
+    """
+    dim, rest = dim_of(dim, x), probe(x)
+    once = tuple(Index.of(1) if d == dim else size for d, size in enumerate(x.size))
+    is_rounded = x.dtype is not x.dtype.computed_in  # in memory, which this might not see
+    if not isinstance(rest, Const) or not x.rank or index.size != once or is_rounded:
+        return None
+
+    def load(point: Point) -> Expr:
+        there = cast(index.load(replaced(point, dim, Index.of(0))), DType.I64)
+        return _b.where(_b.eq(there, number_of(point[dim])), number, rest)
+
+    return Value(x.size, x.dtype, load)
 
 
 @lowers(aten.scatter_add.default)
