@@ -20,6 +20,7 @@ from torch import fx
 
 from stator.aot.compile import Tools
 from stator.aot.graphs import CompiledGraph
+from stator.aot.partition.choose import chooser
 from stator.core.collector import collector_off
 from stator.core.events import Compilation
 from stator.core.fallback import note_fallback
@@ -39,7 +40,7 @@ from stator.passes.post_grad.fold_cumsum import fold_cumsum
 from stator.passes.post_grad.hold_to_promise import hold_to_promise
 from stator.passes.post_grad.linear_to_onednn import linear_to_onednn
 from stator.passes.post_grad.reorder_for_memory import reorder_for_memory
-from stator.passes.post_grad.seed_random import seed_random
+from stator.passes.joint.seed_random import seed_random
 from stator.passes.post_grad.share_subexpressions import share_subexpressions
 from stator.passes.post_grad.unroll_foreach import unroll_foreach
 from stator.passes.post_grad.write_in_place import write_in_place
@@ -69,6 +70,7 @@ JOINT: Final[tuple[GraphPass, ...]] = (
     apply_rules("simplify_algebra", ALGEBRA),  # views that stood between two steps are gone
     pad_mm,  # both directions, whose products have the same odd sizes
     channels_last,  # before the cut: what the backward reads lies the same way
+    seed_random,  # random operators become pure: kernels take them in, the backward draws again
 )
 
 POST_GRAD: Final[tuple[GraphPass, ...]] = (
@@ -102,7 +104,7 @@ def make_tools(options: Options, record: Compilation, examples: Sequence[Any] = 
         return compile_half(module, name, ctx)
 
     joint = with_registered("joint", JOINT if options.kernels else ())
-    return Tools(ctx, compile_graph, joint)
+    return Tools(ctx, compile_graph, chooser(kernels=options.kernels), joint)
 
 
 @collector_off()

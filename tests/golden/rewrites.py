@@ -23,7 +23,7 @@ from stator.passes.post_grad.fold_cumsum import fold_cumsum
 from stator.passes.post_grad.hold_to_promise import hold_to_promise
 from stator.passes.post_grad.linear_to_onednn import LARGE_WEIGHT, linear_to_onednn
 from stator.passes.post_grad.reorder_for_memory import reorder_for_memory
-from stator.passes.post_grad.seed_random import seed_random
+from stator.passes.joint.seed_random import seed_random
 from stator.passes.post_grad.share_subexpressions import share_subexpressions
 from stator.passes.post_grad.unroll_foreach import unroll_foreach
 from stator.passes.post_grad.write_in_place import write_in_place

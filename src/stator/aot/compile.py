@@ -12,7 +12,7 @@ from stator.aot.aliasing import Merged, overlapping_groups, writes_to_shared
 from stator.aot.assemble import assemble, with_alias_check
 from stator.aot.graphs import CompileGraph, FreshBackward, Keeper, facts_of
 from stator.aot.metadata import Program
-from stator.aot.partition.split import Split, split
+from stator.aot.partition.split import Choose, Split, split
 from stator.aot.trace import Traced, trace
 from stator.core.collector import collector_off
 from stator.core.fallback import note_fallback
@@ -30,6 +30,7 @@ class Tools:
 
     ctx: Ctx
     compile_graph: CompileGraph
+    choose: Choose  # what the backward keeps of the forward
     joint_passes: tuple[GraphPass, ...] = ()  # over forward and backward together
 
     def specialize(self, function: Flat, *, replays_random: bool = False) -> Specialized:
@@ -83,7 +84,7 @@ def trace_and_cut(
     run_passes(tools.joint_passes, traced.module.graph, tools.ctx, name)
     dump_graph(traced.module.graph, tools.ctx, name)
     with record.stage("partition", progress.nodes) as progress:
-        halves = split(traced)
+        halves = split(traced, tools.choose)
         progress.nodes = len(halves.forward.graph.nodes)
         if halves.backward is not None:
             progress.nodes += len(halves.backward.graph.nodes)

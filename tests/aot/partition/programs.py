@@ -12,7 +12,9 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils.checkpoint import CheckpointPolicy
 
 from stator.aot.metadata import Kept
+from stator.aot.partition.choose import chooser
 from stator.aot.partition.split import Split
+from stator.aot.partition.split import split as split_by
 from stator.aot.trace import Traced, trace
 
 Flat = Callable[..., Sequence[Any]]
@@ -27,6 +29,11 @@ def traced(fn: Flat, *inputs: Any, symbolic: bool = False) -> Traced:
     mode = FakeTensorMode(shape_env=ShapeEnv() if symbolic else None)
     fakes = [mode.from_tensor(value, static_shapes=not symbolic) for value in inputs]
     return trace(fn, fakes, mode)
+
+
+def split(joint: Traced) -> Split:
+    """Cut where eager would: all is saved but views and what is asked for again."""
+    return split_by(joint, chooser(kernels=False))
 
 
 def targets(nodes: Iterable[fx.Node]) -> list[str]:

@@ -12,10 +12,18 @@ from torch import Tensor, fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from stator.aot.metadata import Kept, Saved
-from stator.aot.partition.split import Split, split
+from stator.aot.partition.split import Split
 from stator.graph.verify import is_input_update, verify
 from tests.aot import custom_operators as custom_operators  # registers them
-from tests.aot.partition.programs import Flat, called, checkpointed, leaf, run_halves, traced
+from tests.aot.partition.programs import (
+    Flat,
+    called,
+    checkpointed,
+    leaf,
+    run_halves,
+    split,
+    traced,
+)
 
 aten = torch.ops.aten
 MUST_RECOMPUTE = CheckpointPolicy.MUST_RECOMPUTE

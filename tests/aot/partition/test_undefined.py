@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from stator.aot.partition.split import split
 from stator.aot.partition.undefined import mark_tangents, without_tangents
 from stator.graph.verify import verify
-from tests.aot.partition.programs import Flat, called, leaf, run_halves, traced
+from tests.aot.partition.programs import Flat, called, leaf, run_halves, split, traced
 
 aten = torch.ops.aten
 

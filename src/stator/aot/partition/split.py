@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
-from stator.aot.metadata import Kept, Mutation, Saved
-from stator.aot.partition.classify import Classes, classify, is_recomputed
-from stator.aot.subclasses import width
+from stator.aot.metadata import Kept, Saved
+from stator.aot.partition.classify import Classes, classify
+from stator.aot.partition.joint import Joint
+from stator.aot.partition.network import Cut
 from stator.aot.trace import Traced
-from stator.graph.edit import drop_unread
+from stator.graph.edit import drop_unread, needed_by
 
 aten = torch.ops.aten
+
+Choose = Callable[[Joint, Classes], Cut]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,21 +34,20 @@ class Split:
     saved: tuple[Saved, ...]  # tensors first
 
 
-def split(traced: Traced) -> Split:
-    """Cut `traced` so that the backward starts from saved forward values."""
+def split(traced: Traced, choose: Choose) -> Split:
+    """Cut `traced` so that the backward starts from the forward values that `choose` keeps."""
+    joint = Joint.of(traced)
+    classes = classify(joint)
     if not traced.tangents:
-        return Split(_forward(traced, classify(traced).forward, []), None, ())
-    classes = classify(traced)
-    values = frozenset(node for node in traced.values if isinstance(node, fx.Node))
-    demanded, again = _demand(traced, classes, values)
-    saved_nodes = sorted(demanded, key=_is_number)
+        return Split(_forward(traced, joint, classes.forward, []), None, ())
+    cut = choose(joint, classes)
+    saved_nodes = sorted(cut.kept, key=_is_number)
     position = {node: i for i, node in enumerate(traced.primals)}
     returned = {node: i for i, node in reversed(list(enumerate(traced.values)))}
     saved: list[Saved] = []
     extras: list[fx.Node] = []
-    overwritten = _overwritten(traced)
     for node in saved_nodes:
-        if node in overwritten:
+        if node in joint.keepers:
             saved.append(Saved(Kept.EXTRA, len(extras), is_tensor=True))
             extras.append(node)
         elif node in position:
@@ -56,61 +58,26 @@ def split(traced: Traced) -> Split:
             saved.append(Saved(Kept.EXTRA, len(extras), not _is_number(node)))
             extras.append(node)
     return Split(
-        _forward(traced, classes.forward, extras),
-        _backward(traced, classes, saved_nodes, again),
+        _forward(traced, joint, classes.forward | needed_by(extras), extras),
+        _backward(traced, classes, saved_nodes, cut.again),
         tuple(saved),
     )
-
-
-def _overwritten(traced: Traced) -> dict[fx.Node, Any]:
-    """Primals that hold something else after the call, and what keeps their old value."""
-    keepers: dict[fx.Node, Any] = {}
-    position = 0
-    for fact in traced.program.inputs:
-        for node in traced.primals[position : position + width(fact.layout)]:
-            if fact.mutation in (Mutation.METADATA, Mutation.STORAGE):
-                keepers[node] = aten.alias.default
-            elif fact.mutation is not Mutation.NONE and fact.bumps:
-                keepers[node] = aten.clone.default
-        position += width(fact.layout)
-    return keepers
 
 
 def _is_number(node: fx.Node) -> bool:
     return not isinstance(node.meta.get("val"), torch.Tensor)
 
 
-def _demand(
-    traced: Traced, classes: Classes, values: frozenset[fx.Node]
-) -> tuple[list[fx.Node], set[fx.Node]]:
-    """Forward nodes that the backward reads: those to save, and those to compute again."""
-    saved: dict[fx.Node, None] = {}
-    again: set[fx.Node] = set()
-    stack = [node for node in traced.grads if isinstance(node, fx.Node)]
-    stack += [source for node in classes.backward for source in node.all_input_nodes]
-    for node in stack[::-1]:
-        pending = [node]
-        while pending:
-            current = pending.pop()
-            if current not in classes.forward or current in again or current in saved:
-                continue
-            if is_recomputed(current, classes, values):
-                again.add(current)
-                pending += current.all_input_nodes
-            else:
-                saved[current] = None
-    return list(saved), again
-
-
-def _forward(traced: Traced, nodes: Iterable[fx.Node], extras: list[fx.Node]) -> fx.GraphModule:
+def _forward(
+    traced: Traced, joint: Joint, nodes: Iterable[fx.Node], extras: list[fx.Node]
+) -> fx.GraphModule:
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     wanted = set(nodes) | set(traced.primals)
     for node in traced.module.graph.nodes:
         if node in wanted:
             copies[node] = graph.node_copy(node, copies.__getitem__)
-    keepers = _overwritten(traced)
-    kept = [_keep(graph, copies[node], keepers.get(node)) for node in extras]
+    kept = [_keep(graph, copies[node], joint.keepers.get(node)) for node in extras]
     for target, new in traced.updates:
         update = graph.call_function(aten.copy_.default, (copies[target], _mapped(new, copies)))
         update.meta["val"] = target.meta["val"]
@@ -128,7 +95,7 @@ def _keep(graph: fx.Graph, node: fx.Node, keeper: Any) -> fx.Node:
 
 
 def _backward(
-    traced: Traced, classes: Classes, saved: list[fx.Node], again: set[fx.Node]
+    traced: Traced, classes: Classes, saved: list[fx.Node], again: Collection[fx.Node]
 ) -> fx.GraphModule:
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
@@ -136,6 +103,8 @@ def _backward(
         copies[node] = graph.placeholder(node.name)
         copies[node].meta = dict(node.meta)
     for node in classes.backward:
+        if node in classes.movable:  # the forward has computed it, or it comes where it is read
+            continue
         for source in _in_order(node, again, copies):
             copies[source] = graph.node_copy(source, copies.__getitem__)
         copies[node] = graph.node_copy(node, copies.__getitem__)
@@ -149,7 +118,11 @@ def _backward(
 
 
 def _in_order(
-    node: fx.Node, again: set[fx.Node], done: dict[fx.Node, fx.Node], *, including: bool = False
+    node: fx.Node,
+    again: Collection[fx.Node],
+    done: dict[fx.Node, fx.Node],
+    *,
+    including: bool = False,
 ) -> list[fx.Node]:
     """Nodes to compute again before `node`, sources first: late, so that they live shortly."""
     order: list[fx.Node] = []

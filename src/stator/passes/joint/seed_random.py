@@ -115,7 +115,7 @@ class _Site:
     def call(self, target: Any, *args: Any) -> fx.Node:
         """A call, said to come from the line of the node."""
         made = self.graph.call_function(target, args)
-        made.meta = {k: v for k, v in self.node.meta.items() if k == "stack_trace"}
+        made.meta = {k: v for k, v in self.node.meta.items() if k in ("stack_trace", "in_forward")}
         return made
 
     def compute(self, target: Any, *args: Any) -> fx.Node:

@@ -16,7 +16,7 @@ from stator.graph.run import Ctx
 from stator.graph.verify import verify
 from stator.ops import draws
 from stator.options import Options
-from stator.passes.post_grad.seed_random import DRAWS, seed_random
+from stator.passes.joint.seed_random import DRAWS, seed_random
 from stator.torch_api import is_random_op
 
 aten = torch.ops.aten

@@ -1,0 +1,54 @@
+"""What the backward gets from the forward: the cheapest cut at a price for memory."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Final
+
+from torch import fx
+
+from stator.aot.partition.classify import Classes
+from stator.aot.partition.joint import Joint
+from stator.aot.partition.network import Cut, Network
+from stator.aot.partition.weigh import NEVER, Scales
+from stator.graph.edit import needed_by
+
+# What a byte that is kept from forward to backward costs, in bytes of traffic, if nobody asks for
+# more or less: fresh memory is dear on its own, so that of two ways as quick the smaller one wins.
+PRICE: Final = 0.25
+AGGRESSIVE: Final = 4.0  # all that our kernels compute is computed again; products are kept
+
+
+def network_of(joint: Joint, classes: Classes, scales: Scales) -> Network:
+    """Forward values that the backward depends on, weighed."""
+    demanded = classes.demanded(joint)
+    behind = needed_by(demanded)
+    nodes = [node for node in joint.graph.nodes if node in behind]
+    return Network(nodes, frozenset(demanded), {node: scales.weigh(node) for node in nodes})
+
+
+def cut_at(network: Network, price: float) -> Cut:
+    """The cheapest cut where every byte costs the same."""
+    return network.cut(lambda _, weight: weight.price(price))
+
+
+def save_everything(network: Network) -> Cut:
+    """Only what costs nothing is computed again: what eager would keep is kept."""
+    weights = {
+        node: weight if weight.keep == NEVER or not weight.again else replace(weight, again=NEVER)
+        for node, weight in network.weights.items()
+    }
+    return Network(network.nodes, network.demanded, weights).cut(lambda _, weight: weight.keep)
+
+
+def cut_keeping(network: Network, kept: Collection[fx.Node], price: float) -> Cut:
+    """The cheapest cut that keeps some values in any case."""
+    chosen = frozenset(kept)
+    weights = {
+        node: replace(weight, again=NEVER) if node in chosen else weight
+        for node, weight in network.weights.items()
+    }
+    return Network(network.nodes, network.demanded, weights).cut(
+        lambda node, weight: 0 if node in chosen else weight.price(price)
+    )
