@@ -255,6 +255,12 @@ def transpose_add(x: Tensor, y: Tensor) -> Tensor:
     return x.t() + y
 
 
+def merged_heads(x: Tensor, bias: Tensor) -> Tensor:
+    """two dimensions, exchanged and merged, and then a sum of the row"""
+    y = x.transpose(0, 1).reshape(8, 64) + bias
+    return y - y.mean(-1, keepdim=True)
+
+
 def expand(x: Tensor, y: Tensor) -> Tensor:
     """a column against a row"""
     return x[:, None] * y[None, :]
@@ -337,6 +343,7 @@ PROGRAMS: Final = (
     Program(tril, lambda: (floats(8, 8),)),
     Program(slices, lambda: (floats(8, 64),)),
     Program(transpose_add, lambda: (floats(8, 64), floats(64, 8))),
+    Program(merged_heads, lambda: (floats(4, 8, 16), floats(64))),
     Program(expand, lambda: (floats(8), floats(64))),
     Program(embedding, lambda: (floats(10, 64), indices(8, 10))),
     Program(index_add, lambda: (floats(10, 64), indices(8, 10), floats(8, 64)), kernels=3),

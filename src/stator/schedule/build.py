@@ -31,6 +31,7 @@ from stator.schedule.fuse import Group
 from stator.schedule.rewrite import rewritten, substitute
 from stator.schedule.rows import coordinates, position, row_number
 from stator.schedule.scatter import scatter_kernel
+from stator.schedule.split_axes import split_axes
 from stator.schedule.split_choices import split_choices
 
 LARGEST_SCRATCH: Final = 1 << 18  # bytes that a row may keep beside it: within the second cache
@@ -54,7 +55,7 @@ def build_kernel(name: str, group: Group, wanted: set[str], sizes: Sizes) -> Ker
     whole = Kernel(name, outer, tuple(stages))
     limit = COLUMNS_SCRATCH // block_width(whole) if is_columnar(whole) else LARGEST_SCRATCH
     kernel = Kernel(name, outer, tuple(_localize(stages, group, wanted, sizes, limit)))
-    return split_choices(coalesce(in_memory_order(kernel, sizes)), sizes)
+    return split_choices(coalesce(in_memory_order(split_axes(kernel), sizes)), sizes)
 
 
 def in_memory_order(kernel: Kernel, sizes: Sizes) -> Kernel:

@@ -32,7 +32,7 @@ def _without_points(kernel: Kernel) -> Kernel:
         # A stage that accumulates keeps an axis to do it along.
         long = tuple(a for a in stage.inner if a.size is not one) or stage.inner[-1:]
         own = place | {a: first for a in stage.inner if a not in long}
-        body = tuple(_moved(s, own) for s in stage.body) if own else stage.body
+        body = tuple(moved(s, own) for s in stage.body) if own else stage.body
         stages.append(Stage(long, body, stage.in_order))
     outer = tuple(a for a in kernel.outer if a not in place)
     return Kernel(kernel.name, outer, tuple(stages))
@@ -43,7 +43,7 @@ def _coalesced(stage: Stage) -> Stage:
         if _steps_as_one(stage.body, first, second):
             place, joint = _joint(first, second)
             inner = tuple(joint if a is first else a for a in stage.inner if a is not second)
-            body = tuple(_moved(s, place) for s in stage.body)
+            body = tuple(moved(s, place) for s in stage.body)
             return _coalesced(Stage(inner, body, stage.in_order))
     return stage
 
@@ -57,12 +57,13 @@ def _join_outer(kernel: Kernel, first: Axis, second: Axis) -> Kernel:
     place, joint = _joint(first, second)
     outer = tuple(joint if a is first else a for a in kernel.outer if a is not second)
     stages = tuple(
-        Stage(s.inner, tuple(_moved(b, place) for b in s.body), s.in_order) for s in kernel.stages
+        Stage(s.inner, tuple(moved(b, place) for b in s.body), s.in_order) for s in kernel.stages
     )
     return Kernel(kernel.name, outer, stages)
 
 
-def _moved(statement: Statement, place: Mapping[Leaf, Index]) -> Statement:
+def moved(statement: Statement, place: Mapping[Leaf, Index]) -> Statement:
+    """A statement with other indices for some axes."""
     value = statement.value.replaced(place)
     if isinstance(statement, Store):
         return Store(statement.buffer, statement.index.replaced(place), value, statement.combine)
