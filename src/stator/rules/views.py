@@ -58,6 +58,21 @@ def cast_of_cast(x: Tensor, first: torch.dtype, second: torch.dtype) -> Rewrite:
     )
 
 
+@rule(
+    example=lambda: (torch.randn(8, 4), torch.bfloat16, 0, 2, 5),
+    rejects=[
+        lambda: (torch.randn(8, 4), torch.bfloat16, 1, 0, 2),  # rows would lie closer
+        lambda: (torch.randn(8, 4).t(), torch.bfloat16, 0, 0, 2),
+    ],
+)
+def slice_of_cast(x: Tensor, dtype: torch.dtype, dim: int, start: int, end: int) -> Rewrite:
+    """slice(cast(x))  -->  cast(slice(x))    where the rows lie as before"""
+    return Rewrite(
+        before=aten.slice.Tensor(aten._to_copy.default(x, dtype=dtype), dim, start, end),
+        after=aten._to_copy.default(aten.slice.Tensor(x, dim, start, end), dtype=dtype),
+    )
+
+
 @rule(example=lambda: (torch.randn(2, 3, 4), [6, 4], [4, 6]))
 def view_of_view(x: Tensor, first: list[int], second: list[int]) -> Rewrite:
     """view(view(x, first), second)  -->  view(x, second)"""
@@ -122,6 +137,7 @@ def squeeze_of_unsqueeze(x: Tensor, dim: int) -> Rewrite:
 
 VIEWS: Final[tuple[Rule, ...]] = (
     cast_of_cast,
+    slice_of_cast,
     view_of_view,
     transpose_of_transpose,
     permute_of_permute,
