@@ -48,6 +48,7 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.host_cost
 	$(BIN)/python -m benchmarks.memory_chain
 	$(BIN)/python -m benchmarks.passes
+	$(BIN)/python -m benchmarks.partition
 	$(BIN)/python -m benchmarks.pad_mm
 	$(BIN)/python -m benchmarks.warm_start
 

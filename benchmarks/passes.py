@@ -2,15 +2,12 @@
 
 A training step of GPT-2 with 6 to 48 layers.  Ours: every pass of the compiler, before and after
 differentiation and after the cut.  Inductor's: its joint and its post-grad passes, on the joint
-graph that its own tracer makes, and on the halves that its partitioner cuts.  Widths are small:
-passes do not see them.
+graph that its own tracer makes, and on the halves that its partitioner cuts.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
 import torch
@@ -18,64 +15,21 @@ import typer
 from rich.progress import track
 from torch import fx
 
-import stator
-from benchmarks.contenders import STATOR_OPTIONS
+from benchmarks.depths import Clock, Contender, Depth, headings, measure, records_of, step
 from benchmarks.machine import THREADS
-from benchmarks.models import text
 from benchmarks.models.built import Built
 from benchmarks.results import conditions, markdown_table, write_section
-from benchmarks.row import SEED
-from benchmarks.spread import Spread
 
 DEPTHS: Final = (6, 12, 24, 48)
-SMALL: Final = replace(text.TINY, width=64, inner=128, length=32)
 NOT_PASSES: Final = ("plan", "executor")
-
-
-@dataclass(slots=True)
-class Clock:
-    """Seconds in passes, and how many nodes they were given."""
-
-    seconds: float = 0.0
-    nodes: int = 0
-
-    def timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function`, whose time counts."""
-
-        def call(module: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
-            self.nodes += len(module.graph.nodes)
-            begin = time.perf_counter()
-            try:
-                return function(module, *args, **kwargs)
-            finally:
-                self.seconds += time.perf_counter() - begin
-
-        return call
-
-
-def step(built: Built, program: Any) -> None:
-    """One training step."""
-    program(*built.inputs).backward()
-    for parameter in built.module.parameters():
-        parameter.grad = None
+PEER: Final = "Inductor"
 
 
 def of_stator(built: Built) -> Clock:
     """Our passes, from the records of the compilations."""
-    records = []
-
-    def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        call = stator.compile_fx(module, inputs, options=STATOR_OPTIONS)
-        record = stator.last_compilation()
-        assert record is not None, "nothing was compiled"
-        records.append(record)
-        return call
-
-    torch._dynamo.reset()
-    step(built, torch.compile(built.module, backend=backend))
     passes = [
         stage
-        for record in records
+        for record in records_of(built, step, {})
         for stage in record.stages
         if "/" in stage.name and stage.name.rpartition("/")[2] not in NOT_PASSES
     ]
@@ -116,56 +70,18 @@ def of_inductor(built: Built) -> Clock:
     return clock
 
 
-CONTENDERS: Final[dict[str, Callable[[Built], Clock]]] = {
-    "stator": of_stator,
-    "Inductor": of_inductor,
-}
-
-
-@dataclass(slots=True)
-class Depth:
-    """All measurements of one depth."""
-
-    layers: int
-    clocks: dict[str, list[Clock]] = field(default_factory=dict)
-
-    def line(self) -> list[str]:
-        """A row of the table."""
-        ours, theirs = (
-            [clock.seconds for clock in self.clocks[name]] for name in ("stator", "Inductor")
-        )
-        nodes = self.clocks["stator"][0].nodes
-        return [
-            str(self.layers),
-            str(nodes),
-            f"{Spread.of([1e3 * seconds for seconds in ours]):.0f}",
-            f"{Spread.of([1e3 * seconds for seconds in theirs]):.0f}",
-            f"{Spread.of_ratios(ours, theirs):.2f}",
-            f"{1e6 * Spread.of(ours).median / nodes:.0f}",
-        ]
-
-
-def measure(layers: int, rounds: int) -> Depth:
-    """Both contenders in turn."""
-    torch.manual_seed(SEED)
-    built = text.gpt2(replace(SMALL, layers=layers), train=True)
-    depth = Depth(layers, {name: [] for name in CONTENDERS})
-    for _ in range(rounds):
-        for name, contender in CONTENDERS.items():
-            depth.clocks[name].append(contender(built))
-    return depth
+CONTENDERS: Final[dict[str, Contender]] = {"stator": of_stator, PEER: of_inductor}
 
 
 def report(depths: Sequence[Depth]) -> str:
     """The section of RESULTS.md."""
-    headings = ["layers", "nodes", "stator, ms", "Inductor, ms", "of Inductor's", "µs a node"]
     return (
         "All passes over a training step of GPT-2: ours on the captured graph, the joint graph and"
         " both halves; Inductor's joint and post-grad passes on its own joint graph and halves."
         " Median and quartiles of compilations in turn, after one that is not counted. *nodes* and"
         " *µs a node* are of our joint graph. The aim: a fifth, and the same time a node at each"
         f" depth. {conditions()}.\n\n"
-        f"{markdown_table(headings, [depth.line() for depth in depths])}\n"
+        f"{markdown_table(headings(PEER), [depth.line(PEER) for depth in depths])}\n"
     )
 
 
@@ -175,11 +91,11 @@ def main(
 ) -> None:
     """Measure, print a table and write it down."""
     torch.set_num_threads(THREADS)
-    measure(1, 1)  # imports, and Inductor's tracing of its patterns
-    text_ = report([measure(layers, rounds) for layers in track(DEPTHS)])
-    print(text_)
+    measure(1, 1, CONTENDERS)  # imports, and Inductor's tracing of its patterns
+    text = report([measure(layers, rounds, CONTENDERS) for layers in track(DEPTHS)])
+    print(text)
     if write:
-        write_section("passes", text_)
+        write_section("passes", text)
 
 
 if __name__ == "__main__":

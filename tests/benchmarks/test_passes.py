@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 
+from benchmarks.depths import Clock, Depth
 from benchmarks.models import text
-from benchmarks.passes import Clock, Depth, report
 from benchmarks.passes import of_stator as measured
+from benchmarks.passes import report
 
 
 def test_our_passes_are_timed() -> None:
