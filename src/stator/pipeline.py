@@ -37,6 +37,7 @@ from stator.passes.joint.fold_uniform import fold_uniform
 from stator.passes.joint.pad_mm import pad_mm
 from stator.passes.post_grad.cancel_cat_split import cancel_cat_split
 from stator.passes.post_grad.fold_cumsum import fold_cumsum
+from stator.passes.post_grad.fuse_conv_activation import fuse_conv_activation
 from stator.passes.post_grad.hold_to_promise import hold_to_promise
 from stator.passes.post_grad.linear_to_onednn import linear_to_onednn
 from stator.passes.post_grad.reorder_for_memory import reorder_for_memory
@@ -81,6 +82,7 @@ POST_GRAD: Final[tuple[GraphPass, ...]] = (
     fold_cumsum,  # before the plan: a product joins the kernels around, a running sum does not
     write_in_place,  # behind all that makes values have fewer readers
     linear_to_onednn,
+    fuse_conv_activation,
     hold_to_promise,  # late: what others might move or merge stands between
     seed_random,  # random operators become pure, so that kernels take them in
     reorder_for_memory,  # last: it counts what is left, and random operators move by now

@@ -29,6 +29,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
     UnsupportedOperatorException,
+    unset_fake_temporarily,
 )
 from torch._subclasses.functional_tensor import (
     FunctionalTensor,
@@ -74,6 +75,7 @@ __all__ = [
     "rebind_unbacked",
     "track_tensor_tree",
     "transform_subclass",
+    "unset_fake_temporarily",
     "with_effects",
 ]
 
@@ -463,10 +465,18 @@ def is_fake(value: torch.Tensor) -> bool:
 
 def onednn_linear() -> Any:
     """oneDNN's x @ w.t() + b on plain tensors; None where torch was built or is run without it."""
+    return _onednn("_linear_pointwise")
+
+
+def onednn_convolution() -> Any:
+    """oneDNN's convolution with an activation behind it, on plain tensors; None as above."""
+    return _onednn("_convolution_pointwise")
+
+
+def _onednn(name: str) -> Any:
     if not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled):
         return None
-    packet = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
-    return getattr(packet, "default", None)
+    return getattr(getattr(torch.ops.mkldnn, name, None), "default", None)
 
 
 # --- the C++ side ---

@@ -18,12 +18,13 @@ from stator.passes.joint.channels_last import channels_last
 from stator.passes.joint.drop_noops import drop_noops
 from stator.passes.joint.fold_uniform import fold_uniform
 from stator.passes.joint.pad_mm import pad_mm
+from stator.passes.joint.seed_random import seed_random
 from stator.passes.post_grad.cancel_cat_split import cancel_cat_split
 from stator.passes.post_grad.fold_cumsum import fold_cumsum
+from stator.passes.post_grad.fuse_conv_activation import fuse_conv_activation
 from stator.passes.post_grad.hold_to_promise import hold_to_promise
 from stator.passes.post_grad.linear_to_onednn import LARGE_WEIGHT, linear_to_onednn
 from stator.passes.post_grad.reorder_for_memory import reorder_for_memory
-from stator.passes.joint.seed_random import seed_random
 from stator.passes.post_grad.share_subexpressions import share_subexpressions
 from stator.passes.post_grad.unroll_foreach import unroll_foreach
 from stator.passes.post_grad.write_in_place import write_in_place
@@ -129,6 +130,10 @@ def large_linear(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
     return F.linear(x, w, bias)
 
 
+def activated_image(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
+    return F.silu(F.conv2d(x, w, bias, padding=1))
+
+
 def foretold(x: Tensor) -> Tensor:
     return torch.ops.stator_golden.twice(x).sin()
 
@@ -167,6 +172,7 @@ TRACED: Final = (  # over a graph of ATen operators
         large_linear,
         floats((16, DEPTH), (LARGE_WEIGHT // DEPTH, DEPTH), (LARGE_WEIGHT // DEPTH,)),
     ),
+    Example(fuse_conv_activation, activated_image, floats((1, 3, 64, 64), (64, 3, 3, 3), (64,))),
     Example(hold_to_promise, foretold, floats((2, 3))),
     Example(seed_random, random_numbers, floats((2, 3))),
     Example(reorder_for_memory, sums_of_products, floats((8, 8), (8, 8), (8, 8))),

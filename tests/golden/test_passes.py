@@ -21,6 +21,7 @@ from tests.golden.rewrites import CAPTURED, TRACED, Example
 from tests.passes.pre_grad.test_fuse_attention import captured
 
 FOLDER: Final = Path(__file__).parent / "passes"
+WITH_ONEDNN: Final = ("linear_to_onednn", "fuse_conv_activation")
 
 
 def of_rule(rule: Rule) -> str:
@@ -46,7 +47,7 @@ TEXTS: Final[dict[str, Callable[[], str]]] = {
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_before_and_after_are_as_kept(name: str, update_golden: bool) -> None:
-    if name == "linear_to_onednn" and onednn_linear() is None:
+    if name in WITH_ONEDNN and onednn_linear() is None:
         pytest.skip("torch has no oneDNN here")
     made = TEXTS[name]()
     file = FOLDER / f"{name}.txt"
