@@ -12,21 +12,14 @@ system by glibc's allocator, as users have it, and every page of it is faulted i
 call.  So there are two tables, each from a process of its own: with that allocator, and with one
 that keeps its pages (machine.py).  In both, contenders are called in turn.
 
-Memory is taken contender by contender before calls are timed: all that was kept is given back, the
-system forgets the process's peak, and the highest mark of a few calls, less what the process held
-before them, is what they needed beyond inputs and code.
+Memory is taken contender by contender before calls are timed (peaks.py).
 """
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import json
 import os
 import statistics
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -39,8 +32,10 @@ from rich.progress import track
 from torch import Tensor
 from torch.nn.functional import gelu
 
+from benchmarks.alone import DiedError, left_by
 from benchmarks.case import Case, Task
 from benchmarks.machine import KEEPS_PAGES, THREADS, has_compiler
+from benchmarks.peaks import MEBIBYTE, peak
 from benchmarks.record import EAGER, INDUCTOR, STATOR, Outcome
 from benchmarks.report import NOTHING, TITLES, number, without_folders
 from benchmarks.results import conditions, markdown_table, write_section
@@ -53,22 +48,15 @@ from benchmarks.row import (
     start_all,
     with_times,
 )
-from benchmarks.run import ROOT, why_died
 from benchmarks.spread import Spread
 from benchmarks.work import copied_bytes, copy_call, moved_bytes
 
 SIDE: Final = 8192  # rows and columns: 256 MiB of float32 in all
 TINY: Final = 64
-CALLS: Final = 3  # whose peak is taken
-MEBIBYTE: Final = 1 << 20
 ALLOCATORS: Final = {"glibc's own allocator": False, "an allocator that keeps its pages": True}
-MOST_SECONDS: Final = 1800  # of one table, compilers included
 ONE_TABLE: Final = (
     "import typer; from benchmarks.memory_chain import one_table; typer.run(one_table)"
 )
-FORGET_PEAK: Final = "5"  # what the system is told, in its own words
-STATUS: Final = Path("/proc/self/status")
-FORGETS: Final = Path("/proc/self/clear_refs")
 
 
 def chain(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
@@ -83,45 +71,6 @@ def task(side: int) -> Task:
 
 
 CASE: Final = Case("chain", "micro", partial(task, SIDE), partial(task, TINY))
-
-
-def kibibytes(status: str, name: str) -> int | None:
-    """One line of /proc/self/status."""
-    found = [line.split() for line in status.splitlines() if line.startswith(f"{name}:")]
-    return int(found[0][1]) if found else None
-
-
-def held(name: str) -> int | None:
-    """Bytes of this process: "VmRSS", or "VmHWM" for the most there were."""
-    if not STATUS.exists():
-        return None
-    found = kibibytes(STATUS.read_text(encoding="ascii"), name)
-    return None if found is None else 1024 * found
-
-
-def give_back() -> None:
-    """Let go of all memory that waits to be used again: Stator's, then the C library's."""
-    gc.collect()
-    if "stator" in sys.modules:
-        sys.modules["stator"].trim()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
-    if trim is not None:
-        trim(0)
-
-
-def peak(call: Callable[[], Any]) -> int | None:
-    """Bytes that some calls needed beyond those held before; None where the system hides it."""
-    call()  # once before: libraries that it brings in are not its tensors
-    give_back()
-    before = held("VmRSS")
-    try:
-        FORGETS.write_text(FORGET_PEAK, encoding="ascii")
-    except OSError:
-        return None
-    for _ in range(CALLS):
-        call()
-    most = held("VmHWM")
-    return None if before is None or most is None else max(0, most - before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,25 +186,10 @@ def in_a_process(allocator: str, options: list[str]) -> Found:
     environment = {name: value for name, value in os.environ.items() if name not in KEEPS_PAGES}
     if ALLOCATORS[allocator]:
         environment |= KEEPS_PAGES
-    with tempfile.TemporaryDirectory() as folder:
-        file, log = Path(folder, "found.json"), Path(folder, "log.txt")
-        command = [sys.executable, "-c", ONE_TABLE, allocator, str(file), *options]
-        try:
-            with log.open("w", encoding="utf-8") as output:
-                status = subprocess.run(
-                    command,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    env=environment,
-                    timeout=MOST_SECONDS,
-                    check=False,
-                    cwd=ROOT,
-                ).returncode
-        except subprocess.TimeoutExpired:
-            return Found(allocator, error=f"took more than {MOST_SECONDS} s")
-        if status:
-            return Found(allocator, error=why_died(status, log))
-        return from_text(file.read_text(encoding="utf-8"))
+    try:
+        return from_text(left_by(ONE_TABLE, [allocator], options, environment))
+    except DiedError as error:
+        return Found(allocator, error=str(error))
 
 
 def line(found: Found, name: str) -> list[str]:

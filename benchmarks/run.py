@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import datetime
 import os
-import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +18,7 @@ import torch
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from benchmarks.alone import ROOT, DiedError, run_alone
 from benchmarks.case import Case
 from benchmarks.cases import KINDS, cases
 from benchmarks.machine import KEEPS_PAGES, THREADS, has_compiler
@@ -28,10 +26,8 @@ from benchmarks.record import Row, load, store
 from benchmarks.report import TITLES, compiler_names, section, speed_cell
 from benchmarks.results import conditions, write_section
 
-ROOT: Final = Path(__file__).parents[1]
 STORE: Final = ROOT / ".bench"
 TRIALS: Final = STORE / "trials"  # rows that no table is to show
-MOST_SECONDS: Final = 1800  # of one row, compilers included
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +66,7 @@ def measured(case: Case, settings: Settings, probes: str) -> Row:
     """Run one row in a process of its own; what it says goes to a log beside its figures."""
     file = stored_at(settings.folder, case)
     file.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "benchmarks.row", case.kind, case.name, str(file)]
+    command = ["-m", "benchmarks.row", case.kind, case.name, str(file)]
     command += [f"--rounds={settings.rounds}", f"--seconds={settings.seconds}"]
     command += ["--peer" if settings.peer else "--no-peer"]
     # Compiler probes take a first process 20 seconds; the others find them here.
@@ -78,29 +74,12 @@ def measured(case: Case, settings: Settings, probes: str) -> Row:
     log = file.with_suffix(".log")
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with log.open("w", encoding="utf-8") as output:
-            status = subprocess.run(
-                command,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                timeout=MOST_SECONDS,
-                check=False,
-                cwd=ROOT,
-            ).returncode
-    except subprocess.TimeoutExpired:
-        row = failed(case, f"took more than {MOST_SECONDS} s")
-    else:
-        row = load(file) if status == 0 else failed(case, why_died(status, log))
+        run_alone(command, environment, log)
+        row = load(file)
+    except DiedError as error:
+        row = failed(case, str(error))
     store(row, file)
     return row
-
-
-def why_died(status: int, log: Path) -> str:
-    """In words: the last line of the log, which is an error, or what was going on at a signal."""
-    lines = [line.strip() for line in log.read_text(encoding="utf-8").splitlines()]
-    last = next(filter(None, reversed(lines)), f"exit status {status}")[:300]
-    return f"died of {signal.Signals(-status).name} after: {last}" if status < 0 else last
 
 
 def measure_all(rows: Sequence[Case], settings: Settings) -> Iterator[Row]:

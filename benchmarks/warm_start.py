@@ -23,8 +23,6 @@ import json
 import mmap
 import os
 import resource
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -39,6 +37,7 @@ import typer
 from rich.progress import track
 from torch._dynamo.utils import compilation_time_metrics, counters
 
+from benchmarks.alone import ROOT, DiedError, left_by
 from benchmarks.case import Kind, Program, Task
 from benchmarks.cases import find
 from benchmarks.contenders import Watch
@@ -47,7 +46,6 @@ from benchmarks.record import INDUCTOR, STATOR
 from benchmarks.report import NOTHING, TITLES, number, without_folders
 from benchmarks.results import conditions, markdown_table, write_section
 from benchmarks.row import ERROR_LENGTH, SEED, seconds_of
-from benchmarks.run import ROOT, why_died
 from benchmarks.spread import Spread
 
 MODELS: Final[dict[str, tuple[Kind, str]]] = {
@@ -67,7 +65,6 @@ SETTINGS: Final = (
 )
 WHOLE_FRAME: Final = "_compile.compile_inner"  # Dynamo's name for all it does, backend included
 TOUCHED: Final = 1 << 30  # bytes, about what a training step of GPT-2 takes
-MOST_SECONDS: Final = 900  # of one process
 ONE_START: Final = "import typer; from benchmarks.warm_start import one_start; typer.run(one_start)"
 
 
@@ -167,28 +164,12 @@ def in_a_process(model: str, name: str, cache: Path, tiny: bool) -> Start:
     """One start with that cache folder; what went wrong otherwise."""
     environment = {key: value for key, value in os.environ.items() if key not in SETTINGS}
     environment[FOLDERS[name]] = str(cache)
-    with tempfile.TemporaryDirectory() as folder:
-        file, log = Path(folder, "start.json"), Path(folder, "log.txt")
-        command = [sys.executable, "-c", ONE_START, model, name, str(file)]
-        command += ["--tiny"] if tiny else []
-        begin = time.perf_counter()
-        try:
-            with log.open("w", encoding="utf-8") as output:
-                status = subprocess.run(
-                    command,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    env=environment,
-                    timeout=MOST_SECONDS,
-                    check=False,
-                    cwd=ROOT,
-                ).returncode
-        except subprocess.TimeoutExpired:
-            return Start(error=f"took more than {MOST_SECONDS} s")
-        if status:
-            return Start(error=why_died(status, log))
-        found = from_text(file.read_text(encoding="utf-8"))
-        return replace(found, process=time.perf_counter() - begin)
+    begin = time.perf_counter()
+    try:
+        text = left_by(ONE_START, [model, name], ["--tiny"] if tiny else [], environment)
+    except DiedError as error:
+        return Start(error=str(error))
+    return replace(from_text(text), process=time.perf_counter() - begin)
 
 
 def from_text(text: str) -> Start:

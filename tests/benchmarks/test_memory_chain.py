@@ -5,25 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import torch
 
 from benchmarks import memory_chain
 from benchmarks.memory_chain import (
     ALLOCATORS,
     CASE,
-    MEBIBYTE,
-    STATUS,
     Fared,
     Found,
     from_text,
     in_a_process,
-    kibibytes,
     measure,
-    peak,
     report,
     table,
     to_text,
 )
+from benchmarks.peaks import MEBIBYTE
 from benchmarks.record import EAGER, INDUCTOR, STATOR
 from benchmarks.row import Budget
 from tests.benchmarks.test_report import cells
@@ -52,24 +48,6 @@ def found() -> Found:
         copies=(0.01, 0.02),
         foreign=0.02,
     )
-
-
-def test_a_line_of_the_status_is_read() -> None:
-    status = "Name:\tpython\nVmHWM:\t  2048 kB\nVmRSS:\t  1024 kB\n"
-
-    assert kibibytes(status, "VmHWM") == 2048
-    assert kibibytes(status, "VmSwap") is None
-
-
-@pytest.mark.skipif(not STATUS.exists(), reason="the system says nothing of a process")
-def test_a_peak_is_of_the_calls_alone() -> None:
-    # 64 MiB each: more than glibc's allocator would keep.
-    before = torch.ones(16 * MEBIBYTE)  # not counted
-
-    needed = peak(lambda: torch.ones(16 * MEBIBYTE) + 1)
-
-    assert before.numel()
-    assert needed is None or 120 * MEBIBYTE <= needed < 170 * MEBIBYTE
 
 
 def test_a_table_arrives_as_it_was_sent() -> None:

@@ -1,14 +1,13 @@
-"""The command line names rows; a process that died says why."""
+"""The command line names rows; who begins a round changes."""
 
 from functools import partial
 from itertools import groupby
-from pathlib import Path
 
 import pytest
 import typer
 
 from benchmarks.row import SETTLING_ROUNDS, Budget, Series, interleave
-from benchmarks.run import chosen, why_died
+from benchmarks.run import chosen
 
 
 def test_rows_are_chosen_by_kind_and_name() -> None:
@@ -20,16 +19,6 @@ def test_rows_are_chosen_by_kind_and_name() -> None:
 def test_an_unknown_row_is_an_error(kind: str, only: str) -> None:
     with pytest.raises(typer.BadParameter):
         chosen(kind, only)
-
-
-def test_a_process_that_died_says_why(tmp_path: Path) -> None:
-    log = tmp_path / "row.log"
-    log.write_text("Traceback\nValueError: no\n\n")
-
-    assert why_died(-11, log) == "died of SIGSEGV after: ValueError: no"
-    assert why_died(1, log) == "ValueError: no"
-    log.write_text("")
-    assert why_died(3, log) == "exit status 3"
 
 
 def test_who_begins_a_round_changes() -> None:
