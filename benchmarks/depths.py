@@ -6,20 +6,19 @@ Widths are small, for what is timed works on graphs and does not see them.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
 import torch
 from torch import fx
 
-import stator
 from benchmarks.contenders import STATOR_OPTIONS
 from benchmarks.models import text
 from benchmarks.models.built import Built
 from benchmarks.row import SEED
 from benchmarks.spread import Spread
-from stator.core.events import Compilation
+from stator.core.events import Compilation, collected_records
 
 SMALL: Final = replace(text.TINY, width=64, inner=128, length=32)
 OURS: Final = "stator"
@@ -60,17 +59,10 @@ def records_of(
     built: Built, run: Callable[[Built, Any], Any], options: Mapping[str, Any]
 ) -> list[Compilation]:
     """What we wrote down of each graph of a model, compiled and run as `run` does."""
-    records = []
-
-    def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        call = stator.compile_fx(module, inputs, options={**STATOR_OPTIONS, **options})
-        record = stator.last_compilation()
-        assert record is not None, "nothing was compiled"
-        records.append(record)
-        return call
-
     torch._dynamo.reset()
-    run(built, torch.compile(built.module, backend=backend))
+    program = torch.compile(built.module, backend="stator", options={**STATOR_OPTIONS, **options})
+    with collected_records() as records:
+        run(built, program)
     return records
 
 

@@ -6,7 +6,13 @@ import pytest
 
 import stator
 from stator.core import events
-from stator.core.events import Compilation, StageEvent, last_compilation, start_compilation
+from stator.core.events import (
+    Compilation,
+    StageEvent,
+    collected_records,
+    last_compilation,
+    start_compilation,
+)
 
 
 class Clock:
@@ -131,3 +137,15 @@ def test_records_share_nothing() -> None:
         pass
 
     assert (other.graphs, other.notes, other.stages) == ({}, [], [])
+
+
+def test_records_are_collected_while_somebody_wants_them() -> None:
+    start_compilation()
+    with collected_records() as outer:
+        first = start_compilation()
+        with collected_records() as inner:
+            second = start_compilation()
+    start_compilation()
+
+    assert [record.number for record in outer] == [first.number, second.number]
+    assert inner == [second]

@@ -69,12 +69,28 @@ class _Progress:
 _numbers = itertools.count(1)
 _latest: list[Compilation] = []  # at most one: the newest
 
+_collections: list[list[Compilation]] = []  # those that are being filled
+
 
 def start_compilation() -> Compilation:
     """A new record, which `last_compilation` returns from now on."""
     record = Compilation(number=next(_numbers))
     _latest[:] = [record]
+    for collection in _collections:
+        collection.append(record)
     return record
+
+
+@contextmanager
+def collected_records() -> Iterator[list[Compilation]]:
+    """A list that every record joins that is started meanwhile; each is filled as it goes on."""
+    collection: list[Compilation] = []
+    _collections.append(collection)
+    try:
+        yield collection
+    finally:
+        # Not `remove`: two collections that hold the same are equal.
+        _collections[:] = [other for other in _collections if other is not collection]
 
 
 def last_compilation() -> Compilation | None:
