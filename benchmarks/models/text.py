@@ -21,7 +21,7 @@ from benchmarks.models.built import Built, WithLoss
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What a configuration depends on; one sequence of `length` tokens goes in."""
+    """What a configuration depends on; `batch` sequences of `length` tokens go in."""
 
     layers: int
     width: int
@@ -30,6 +30,7 @@ class Sizes:
     vocabulary: int
     length: int = 128
     key_heads: int = 0  # Llama: heads of keys and values
+    batch: int = 1
 
 
 BERT_BASE: Final = Sizes(layers=12, width=768, heads=12, inner=3072, vocabulary=30522)
@@ -72,7 +73,7 @@ def bert(sizes: Sizes, train: bool) -> Built:
         return Built(model, (tokens,))
     # A mean would not do: layer norm makes its gradient zero.
     projected = WithLoss(model, lambda states, target: (states * target).sum())
-    return Built(projected, (tokens, torch.randn(1, sizes.length, sizes.width)))
+    return Built(projected, (tokens, torch.randn(sizes.batch, sizes.length, sizes.width)))
 
 
 def gpt2(sizes: Sizes, train: bool) -> Built:
@@ -115,4 +116,4 @@ def _language_model(model: nn.Module, sizes: Sizes, train: bool) -> Built:
 
 
 def _tokens(sizes: Sizes) -> Tensor:
-    return torch.randint(2, sizes.vocabulary, (1, sizes.length))
+    return torch.randint(2, sizes.vocabulary, (sizes.batch, sizes.length))

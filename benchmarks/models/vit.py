@@ -15,7 +15,7 @@ from benchmarks.models.text import Field
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What the configuration depends on; one image goes in."""
+    """What the configuration depends on; `batch` images go in."""
 
     layers: int
     width: int
@@ -24,6 +24,7 @@ class Sizes:
     image: int
     patch: int
     classes: int
+    batch: int = 1
 
 
 VIT_BASE: Final = Sizes(
@@ -46,7 +47,8 @@ def vit(sizes: Sizes, train: bool) -> Built:
         attention_probs_dropout_prob=0.0,
     )
     model = Field(ViTForImageClassification(config), ("pixel_values",), "logits")
-    image = torch.randn(1, 3, sizes.image, sizes.image)
+    images = torch.randn(sizes.batch, 3, sizes.image, sizes.image)
     if train:
-        return Built(WithLoss(model, F.cross_entropy), (image, torch.randint(sizes.classes, (1,))))
-    return Built(model, (image,))
+        classes = torch.randint(sizes.classes, (sizes.batch,))
+        return Built(WithLoss(model, F.cross_entropy), (images, classes))
+    return Built(model, (images,))
