@@ -1,8 +1,9 @@
-"""The command line: options, bisect, patterns, version."""
+"""The command line: options, bisect, memory, patterns, version."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -74,6 +75,43 @@ def bisect(ctx: typer.Context, script: str) -> None:
     typer.echo(f"rewrite {guilty.number}, found in {guilty.runs} runs:")
     for rewrite in guilty.rewrites:
         typer.echo(f"  {rewrite}")
+
+
+@app.command(
+    context_settings={
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "allow_interspersed_args": False,  # what follows the script is the script's
+    }
+)
+def memory(
+    ctx: typer.Context,
+    script: str,
+    output: Annotated[Path, typer.Option(help="Where the page goes.")] = Path("memory.html"),
+) -> None:
+    """Run a training script, and show what its backwards keep, what else there was, and why."""
+    from rich.console import Console
+
+    from stator.debug.choices import choices_of
+    from stator.debug.memory_page import memory_html, memory_text
+
+    ran = choices_of([script, *ctx.args])
+    for number, one in enumerate(ran.choices, 1):
+        typer.echo(f"program {number} of {len(ran.choices)}\n")
+        typer.echo(f"{memory_text(one, Console().width)}\n")
+    if ran.choices:
+        output.write_text(memory_html(ran.choices), encoding="utf-8")
+        typer.echo(f"written: {output}")
+    elif ran.status == 0:
+        typer.echo(
+            "nothing with a backward was compiled: a script is explained that calls a program that"
+            " Stator compiles, on something that needs gradients",
+            err=True,
+        )
+    if ran.status:
+        typer.echo(f"the script ended with status {ran.status}", err=True)
+    if ran.status or not ran.choices:
+        raise typer.Exit(1)
 
 
 @app.command()
