@@ -24,6 +24,14 @@ TAKEN: dict[str, list[tuple[Any, Any]]] = {
     "skip": [((), ()), (["a_pass"], ("a_pass",)), (("a", "b"), ("a", "b"))],
     "executor": [("native", "native"), ("python", "python")],
     "fuel": [(None, None), (0, 0), (12, 12)],
+    "memory_budget": [(0, 0), (0.25, 0.25), (1, 1)],
+    "memory_limit": [
+        *((None, None), (4096, 4096), ("8GiB", 8 << 30), ("512 MiB", 512 << 20)),
+        *(("2 GB", 2 * 10**9), ("1.5kib", 1536), ("2e9", 2 * 10**9), ("100b", 100)),
+    ],
+    "save_policy": [(None, None), (len, len)],
+    "recompute_costs": [("flops", "flops"), ("profile", "profile")],
+    "knapsack": [("dp", "dp"), ("ilp", "ilp"), ("greedy", "greedy")],
     "fuel_log": [(None, None), ("a/file", Path("a/file")), (Path("b"), Path("b"))],
     "verify_passes": [("graphs", "graphs"), ("values", "values")],
     "dump_dir": [(None, None), ("a/folder", Path("a/folder")), (Path("b"), Path("b"))],
@@ -37,6 +45,11 @@ REFUSED: dict[str, list[Any]] = {
     "skip": ["a_pass", [1], ["a_pass", None]],
     "executor": ["c++", None, 1],
     "fuel": ["much", 1.5, -1, True],
+    "memory_budget": [-0.1, 1.1, "half", True, None],
+    "memory_limit": [0, -1, "much", "", "8 GiBs", "1.2.3GiB", ".", "5ib", 1.5, True],
+    "save_policy": ["save", 3],
+    "recompute_costs": ["guess", None],
+    "knapsack": ["best", None],
     "fuel_log": [3, True, ["a"]],
     "verify_passes": ["everything", None, True],
     "dump_dir": [3, True, ["a"]],
@@ -45,7 +58,8 @@ REFUSED: dict[str, list[Any]] = {
 
 @pytest.fixture(autouse=True)
 def _no_dump_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("DUMP", "CACHE", "CACHE_DIR", "REMOTE_CACHE", "FUEL", "FUEL_LOG"):
+    names = ("DUMP", "CACHE", "CACHE_DIR", "REMOTE_CACHE", "FUEL", "FUEL_LOG", "EXPLAIN_MEMORY")
+    for name in names:
         monkeypatch.delenv(f"STATOR_{name}", raising=False)
 
 

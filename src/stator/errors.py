@@ -22,6 +22,10 @@ class OptionError(StatorError, ValueError):
     """An option that does not exist, or a value it cannot have."""
 
 
+class MemoryLimitError(OptionError):
+    """A memory limit that no way to run the program meets."""
+
+
 class CompileError(StatorError):
     """A graph that could not be compiled, with the stage that gave up."""
 

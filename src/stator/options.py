@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -24,6 +25,8 @@ MODES: Final[Mapping[str, Mapping[str, Any]]] = {
 
 EXECUTORS: Final = ("native", "python")
 CHECKS: Final = ("graphs", "values")  # what is verified after a pass
+COSTS: Final = ("flops", "profile")  # where costs of recomputing come from
+KNAPSACKS: Final = ("dp", "ilp", "greedy")  # what fills a memory budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +42,23 @@ class Options:
     skip: tuple[str, ...] = ()  # names of passes and rules to leave out
     fuel: int | None = None  # how many rewrites may fire; None: all
     fuel_log: Path | None = field(default=None, metadata=UNKEYED)  # each rewrite is written here
+    memory_budget: float = 1.0  # share of the usual that the backward may keep of the forward
+    memory_limit: int | str | None = None  # bytes that a step may hold at once, or "8GiB"
+    aggressive_recomputation: bool = False  # compute all again that kernels can
+    save_policy: Callable[..., str | None] | None = None  # of a node: "save", "recompute" or None
+    recompute_costs: str = "flops"  # of library calls: by "flops", or by "profile", measured
+    knapsack: str = "dp"  # what fills a budget: "dp", "ilp" (exact) or "greedy"
+    explain_memory: bool = False  # note on the record what the backward keeps, and what else
     cache: bool = field(default=True, metadata=UNKEYED)  # keep programs for other processes
     cache_dir: Path | None = field(default=None, metadata=UNKEYED)  # where; None: the user's folder
     cache_limit: int = field(default=2 << 30, metadata=UNKEYED)  # bytes it may take
     remote_cache: str | None = field(default=None, metadata=UNKEYED)  # URL of a shared folder
     dump_dir: Path | None = field(default=None, metadata=UNKEYED)  # text of every stage goes here
+
+    @property
+    def saves_memory(self) -> bool:
+        """Whether less memory is asked for, rather than less time."""
+        return self.memory_budget < 1 or self.memory_limit is not None
 
 
 def list_options() -> dict[str, Any]:
@@ -71,7 +86,7 @@ def read_options(
 
 
 def _from_environment() -> dict[str, Any]:
-    """STATOR_DUMP, STATOR_CACHE (0: off), _CACHE_DIR, _REMOTE_CACHE, _FUEL, _FUEL_LOG."""
+    """STATOR_DUMP, _CACHE (0: off), _CACHE_DIR, _REMOTE_CACHE, _FUEL, _FUEL_LOG, _EXPLAIN_…"""
     names = {"STATOR_DUMP": "dump_dir", "STATOR_CACHE_DIR": "cache_dir"}
     names |= {"STATOR_REMOTE_CACHE": "remote_cache", "STATOR_FUEL_LOG": "fuel_log"}
     told: dict[str, Any] = {
@@ -79,6 +94,8 @@ def _from_environment() -> dict[str, Any]:
     }
     if fuel := os.environ.get("STATOR_FUEL"):
         told["fuel"] = int(fuel) if fuel.isdecimal() else fuel  # the latter is refused
+    if os.environ.get("STATOR_EXPLAIN_MEMORY") == "1":
+        told["explain_memory"] = True
     return {**told, "cache": False} if os.environ.get("STATOR_CACHE") == "0" else told
 
 
@@ -110,7 +127,28 @@ def _checked(name: str, value: Any) -> Any:
         raise _wrong_type(name, value, wanted)
     if name == "skip":
         return tuple(value)
+    if name == "memory_limit" and isinstance(value, str):
+        return read_bytes(value)
     return Path(value) if name in _PATHS and value is not None else value
+
+
+def read_bytes(text: str) -> int | None:
+    """Bytes from words like "512 MiB", "8GiB" or "2e9"; None if they are no such thing."""
+    found = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kmgt]?)(i?)b?\s*", text.lower())
+    if found is None or found[1].count(".") > 1 or (found[3] and not found[2]):
+        return None
+    number, prefix, binary = found.groups()
+    scale = (1024 if binary else 1000) ** " kmgt".index(prefix or " ")
+    return int(float(number) * scale) if number != "." else None
+
+
+def _is_share(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
+
+
+def _is_limit(value: Any) -> bool:
+    size = read_bytes(value) if isinstance(value, str) else value
+    return value is None or (_is_count(size) and size != 0)
 
 
 def _is_count(value: Any) -> bool:
@@ -131,6 +169,14 @@ _WANTED: Final[Mapping[str, tuple[str, Callable[[Any], bool]]]] = {
     "executor": (" or ".join(map(repr, EXECUTORS)), lambda value: value in EXECUTORS),
     "verify_passes": (" or ".join(map(repr, CHECKS)), lambda value: value in CHECKS),
     "skip": ("a tuple of pass names", _are_names),
+    "memory_budget": ("a number from 0 (keep inputs alone) to 1 (the quickest way)", _is_share),
+    "memory_limit": ('bytes: a count above 0, or words like "8GiB" or "512 MiB"', _is_limit),
+    "save_policy": (
+        "a function of a node, or None",
+        lambda value: value is None or callable(value),
+    ),
+    "recompute_costs": (" or ".join(map(repr, COSTS)), lambda value: value in COSTS),
+    "knapsack": (" or ".join(map(repr, KNAPSACKS)), lambda value: value in KNAPSACKS),
     "fuel": ("a count, or None", lambda value: value is None or _is_count(value)),
     "cache_dir": ("a path", _is_path),
     "cache_limit": ("a count of bytes", _is_count),

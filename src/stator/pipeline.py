@@ -13,20 +13,28 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from torch import fx
 
 from stator.aot.compile import Tools
 from stator.aot.graphs import CompiledGraph
-from stator.aot.partition.choose import chooser
+from stator.aot.partition.choose import Wish, choose
+from stator.aot.partition.classify import Classes
+from stator.aot.partition.joint import Joint
+from stator.aot.partition.network import Cut
+from stator.aot.partition.report import Choices
+from stator.aot.partition.split import Split
+from stator.aot.partition.weigh import bytes_of
 from stator.core.collector import collector_off
 from stator.core.events import Compilation
 from stator.core.fallback import note_fallback
 from stator.core.fuel import Fuel
 from stator.core.torch_types import Flat
 from stator.graph.capture import graph_runner
+from stator.graph.edit import CALLERS, LIBRARYS
 from stator.graph.registry import with_registered
 from stator.graph.rules import apply_rules
 from stator.graph.run import Ctx, GraphPass, dump_graph, run_passes
@@ -35,13 +43,13 @@ from stator.passes.joint.channels_last import channels_last
 from stator.passes.joint.drop_noops import drop_noops
 from stator.passes.joint.fold_uniform import fold_uniform
 from stator.passes.joint.pad_mm import pad_mm
+from stator.passes.joint.seed_random import seed_random
 from stator.passes.post_grad.cancel_cat_split import cancel_cat_split
 from stator.passes.post_grad.fold_cumsum import fold_cumsum
 from stator.passes.post_grad.fuse_conv_activation import fuse_conv_activation
 from stator.passes.post_grad.hold_to_promise import hold_to_promise
 from stator.passes.post_grad.linear_to_onednn import linear_to_onednn
 from stator.passes.post_grad.reorder_for_memory import reorder_for_memory
-from stator.passes.joint.seed_random import seed_random
 from stator.passes.post_grad.share_subexpressions import share_subexpressions
 from stator.passes.post_grad.unroll_foreach import unroll_foreach
 from stator.passes.post_grad.write_in_place import write_in_place
@@ -52,9 +60,10 @@ from stator.rules.algebra import ALGEBRA
 from stator.rules.views import VIEWS
 from stator.runtime.dump import program_text
 from stator.runtime.fused import plan_kernels
-from stator.runtime.memory import Memory, memory_text, plan_memory, predicted_peak
+from stator.runtime.memory import Memory, Own, memory_text, plan_memory, predicted
 from stator.runtime.native.executor import compile_native, load_native, native_program
 from stator.runtime.native.image import why_not_native
+from stator.runtime.native.prelude import hold_no_spare
 from stator.runtime.plan import Plan, make_plan
 from stator.runtime.python import load_plan
 
@@ -84,8 +93,7 @@ POST_GRAD: Final[tuple[GraphPass, ...]] = (
     linear_to_onednn,
     fuse_conv_activation,
     hold_to_promise,  # late: what others might move or merge stands between
-    seed_random,  # random operators become pure, so that kernels take them in
-    reorder_for_memory,  # last: it counts what is left, and random operators move by now
+    reorder_for_memory,  # last: it counts what is left
 )
 
 
@@ -105,13 +113,60 @@ def make_tools(options: Options, record: Compilation, examples: Sequence[Any] = 
     def compile_graph(module: fx.GraphModule, name: str) -> CompiledGraph:
         return compile_half(module, name, ctx)
 
+    def pick(joint: Joint, classes: Classes, build: Callable[[Cut], Split]) -> Cut:
+        limited = options.memory_limit is not None
+        foresee = (lambda cut: foreseen_peak(build(cut), ctx)) if limited else None
+        return choose(joint, classes, _wish(options, record), foresee)
+
     joint = with_registered("joint", JOINT if options.kernels else ())
-    return Tools(ctx, compile_graph, chooser(kernels=options.kernels), joint)
+    return Tools(ctx, compile_graph, pick, joint)
+
+
+def _wish(options: Options, record: Compilation) -> Wish:
+    """What the options say of memory."""
+    assert not isinstance(options.memory_limit, str), "options are read"
+
+    def report(choices: Choices) -> None:
+        record.choices = choices
+
+    return Wish(
+        kernels=options.kernels,
+        budget=options.memory_budget,
+        limit=options.memory_limit,
+        aggressive=options.aggressive_recomputation,
+        policy=options.save_policy,
+        profile=options.recompute_costs == "profile",
+        knapsack=options.knapsack,
+        report=report if options.explain_memory else None,
+    )
+
+
+def foreseen_peak(halves: Split, ctx: Ctx) -> int:
+    """Bytes that a step under a cut would hold at most, from finished plans."""
+    record = Compilation(inputs=halves.inputs, outputs=halves.outputs)
+    trial = replace(
+        ctx, record=record, fuel=Fuel(None), options=replace(ctx.options, dump_dir=None)
+    )
+    for module, name in ((halves.forward, "forward"), (halves.backward, "backward")):
+        if module is not None:
+            graph = fx.Graph()
+            graph.output(graph.graph_copy(module.graph, {}))
+            copied = fx.GraphModule(module, graph, name)
+            _planned(copied, name, trial)
+    peak = record.step_peak
+    return halves.inputs + record.peaks["forward"] if peak is None else peak
 
 
 @collector_off()
 def compile_half(module: fx.GraphModule, name: str, ctx: Ctx) -> CompiledGraph:
     """From a forward or backward graph to a function that runs it."""
+    plan, memory, label = _planned(module, name, ctx)
+    with ctx.record.stage(f"{name}/executor", len(plan.steps)):
+        return _executor(plan, memory, (name, label), ctx)
+
+
+def _planned(module: fx.GraphModule, name: str, ctx: Ctx) -> tuple[Plan, Memory, str]:
+    """A graph rewritten and planned; the record knows what it will hold."""
     run_passes(with_registered("post_grad", POST_GRAD), module.graph, ctx, name)
     label = dump_graph(module.graph, ctx, name)
     with ctx.record.stage(f"{name}/plan", len(module.graph.nodes)) as progress:
@@ -119,19 +174,31 @@ def compile_half(module: fx.GraphModule, name: str, ctx: Ctx) -> CompiledGraph:
         progress.nodes = len(plan.steps)
     memory = plan_memory(plan)
     ctx.dump.write(f"{label}_plan.txt", lambda: f"{plan}\n\n{memory_text(plan, memory)}\n")
-    with ctx.record.stage(f"{name}/executor", len(plan.steps)):
-        return _executor(plan, memory, (name, label), ctx)
+    held = ctx.record.held[name] = predicted(plan, memory, _dying_inputs(module.graph))
+    ctx.record.peaks[name] = held.all
+    return plan, memory, label
+
+
+def _dying_inputs(graph: fx.Graph) -> dict[str, Own]:
+    """Inputs of a backward that nobody but the call holds."""
+    inputs = graph.find_nodes(op="placeholder")
+    own = [node for node in inputs if node.meta.get(CALLERS) is False]
+    return {
+        node.name: Own(bytes_of(node.meta.get("val")), bool(node.meta.get(LIBRARYS)))
+        for node in own
+    }
 
 
 def _executor(plan: Plan, memory: Memory, names: tuple[str, str], ctx: Ctx) -> CompiledGraph:
     """A function that runs the plan: native where the options and the machine allow."""
     name, label = names
-    ctx.record.peaks[name] = predicted_peak(plan, memory)
     ctx.dump.write(f"{label}_program.py", lambda: program_text(plan, load_plan(plan, name)))
     reason = "Options.executor" if ctx.options.executor == "python" else why_not_native()
     if reason is None:
         ctx.dump.write(f"{label}_host.ll", lambda: native_program(plan, memory).text)
         image = compile_native(plan, memory)
+        if ctx.options.saves_memory:
+            hold_no_spare()
         return CompiledGraph(load_native(plan, image, name), image)
     ctx.record.notes.append(f"{name}: runs from Python: {reason}")
     return CompiledGraph(load_plan(plan, name))

@@ -70,6 +70,10 @@ def why_not_cached(options: Options) -> str | None:
         return "Options.verify_passes wants to see every pass"
     if options.dump_dir is not None:
         return "Options.dump_dir wants to see every stage"
+    if options.explain_memory:
+        return "Options.explain_memory wants to see every choice"
+    if options.save_policy is not None:
+        return "Options.save_policy is a function, which may answer otherwise next time"
     if options.executor != "native" or not options.kernels:
         return "only native programs are kept"
     return why_not_native()

@@ -20,6 +20,7 @@ from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
+from stator.core.events import Held
 from stator.loops.index import Index, Symbol
 from stator.lower.sizes import evaluate
 from stator.lower.tensors import contiguous
@@ -30,7 +31,7 @@ from stator.runtime.memory import (
     allocations,
     memory_text,
     plan_memory,
-    predicted_peak,
+    predicted,
     rounded_bytes,
 )
 from stator.runtime.plan import Allocation, Call, Free, Plan, Step, Together, View
@@ -185,24 +186,26 @@ def test_the_peak_is_that_of_a_simulation(seed: int) -> None:
     drawn = Draw(seed).run()
     plan, memory = drawn.plan, plan_memory(drawn.plan)
 
-    assert predicted_peak(plan, memory) == simulated_peak(plan, memory)
+    assert predicted(plan, memory) == simulated(plan, memory)
 
 
-def simulated_peak(plan: Plan, memory: Memory) -> int:
+def simulated(plan: Plan, memory: Memory) -> Held:
     """One step after another: what it makes is there, then what is freed is not."""
-    arena = evaluate(memory.arena, plan.hints)
     held: dict[str, int] = {}
-    peak = arena
+    torchs: set[str] = set()
+    pool = torch = 0
     for step in plan.steps:
         for room in allocations(step):
             if room.name not in memory.offsets:
                 held[room.name] = evaluate(rounded_bytes(room), plan.hints)
         if isinstance(step, Call) and step.out is None and step.bytes is not None:
             held[step.name] = evaluate(step.bytes, plan.hints)
-        peak = max(peak, arena + sum(held.values()))
+            torchs.add(step.name)
+        pool = max(pool, sum(size for name, size in held.items() if name not in torchs))
+        torch = max(torch, sum(size for name, size in held.items() if name in torchs))
         for name in step.names if isinstance(step, Free) else ():
             held.pop(name, None)
-    return peak
+    return Held(evaluate(memory.arena, plan.hints), pool, torch)
 
 
 @settings(max_examples=100, deadline=None)

@@ -85,6 +85,7 @@ def trace_and_cut(
     dump_graph(traced.module.graph, tools.ctx, name)
     with record.stage("partition", progress.nodes) as progress:
         halves = split(traced, tools.choose)
+        record.inputs, record.outputs = halves.inputs, halves.outputs
         progress.nodes = len(halves.forward.graph.nodes)
         if halves.backward is not None:
             progress.nodes += len(halves.backward.graph.nodes)

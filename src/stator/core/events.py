@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,20 @@ class StageEvent:
     changed: int  # how many rewrites the pass made; for a stage, nodes added or removed
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Bytes that a graph holds at most, by where they come from."""
+
+    arena: int  # for the whole of a call
+    pool: int  # results of kernels, and of calls that write where they are told
+    torch: int  # results of all other calls
+
+    @property
+    def all(self) -> int:
+        """Bytes of all three: none gives to another what it does not need any more."""
+        return self.arena + self.pool + self.torch
+
+
 @dataclass(slots=True)
 class Compilation:
     """Record of one compilation.  A backward graph compiled later adds to the same record."""
@@ -30,6 +45,10 @@ class Compilation:
     generated: int = 0  # operators that became kernels
     called: list[str] = field(default_factory=list)  # operators that are calls of torch's
     peaks: dict[str, int] = field(default_factory=dict)  # bytes that each graph holds at most
+    held: dict[str, Held] = field(default_factory=dict)  # the same by where it comes from
+    inputs: int = 0  # bytes of arguments and parameters
+    outputs: int = 0  # bytes that the caller gets
+    choices: Any = None  # aot.partition.report.Choices: what the backward keeps, and what else
     cache: str | None = None  # "hit", or why it was none
     fallback: str | None = None  # why the graph runs in eager mode, if it does
     running: str = "start"  # the stage that began last
@@ -39,6 +58,22 @@ class Compilation:
     def predicted_peak(self) -> int | None:
         """Bytes beyond its inputs that the forward graph holds at most; None if unknown."""
         return self.peaks.get("forward")
+
+    @property
+    def step_peak(self) -> int | None:
+        """Bytes that a training step holds at most, inputs included; None before the backward.
+
+        Each of the three keeps what it once had for the rest of the step.
+        """
+        if "backward" not in self.held or "forward" not in self.held:
+            return None
+        before, after = self.held["forward"], self.held["backward"]
+        return (
+            self.inputs
+            + max(before.arena, after.arena)
+            + max(before.pool, after.pool + self.outputs)
+            + max(before.torch, after.torch)
+        )
 
     @property
     def seconds(self) -> float:
@@ -68,7 +103,6 @@ class _Progress:
 
 _numbers = itertools.count(1)
 _latest: list[Compilation] = []  # at most one: the newest
-
 _collections: list[list[Compilation]] = []  # those that are being filled
 
 

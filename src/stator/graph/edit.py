@@ -12,6 +12,12 @@ from stator.torch_api import returns_of
 
 aten = torch.ops.aten
 
+# Notes on the nodes of a backward graph.
+CALLERS: Final = "callers"  # an input that the caller holds anyway; it outlives the call
+LIBRARYS: Final = "librarys"  # an input that a library call has made, in memory of its own
+KEPT: Final = "kept"  # computed to be kept for a while, in the place of what it is computed from
+EARLY: Final = "early"  # computed for a first time, to be forgotten and computed again later
+
 # They return a value for others to depend on, and check all the same if none does.
 ASSERTIONS: Final = frozenset(
     {aten._functional_assert_async.msg, aten._functional_assert_scalar.default}

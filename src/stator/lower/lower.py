@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from stator.core.dtypes import DType, from_torch
+from stator.graph.edit import KEPT
 from stator.loops.build import Body, apply, cast, const
 from stator.loops.index import Axis, Index, Symbol
 from stator.loops.ir import Apply, Buffer, Combine, Expr, IndexValue, Load, loads_of, walk
@@ -352,7 +353,7 @@ class Lowering:
         dear = expr.size - loads > CHEAP or _is_dear(expr)
         # A single dear number is computed once, not for each element of what reads it.
         single = product(value.size).constant == 1
-        if large or (dear and (single or _readers(node) > 1)):
+        if large or (dear and (single or _readers(node) > 1)) or _is_kept(node):
             self.realize(node)
 
     def realize(self, node: fx.Node) -> None:
@@ -439,6 +440,15 @@ def _is_view(node: fx.Node) -> bool:
 def _readers(node: fx.Node) -> int:
     """How many nodes read the value, seen through views."""
     return sum(_readers(user) if user.target in table.VIEW_RULES else 1 for user in node.users)
+
+
+def _is_kept(node: fx.Node) -> bool:
+    """Whether the value is in memory for others in any case, so that its readers had best load it.
+
+    It is if it is returned and read here too, or if a backward computes it to keep it for a while.
+    """
+    returned = any(user.op == "output" for user in node.users)
+    return bool(node.meta.get(KEPT)) or (returned and len(node.users) > 1)
 
 
 def _is_dear(expr: Expr) -> bool:

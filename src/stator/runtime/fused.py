@@ -11,6 +11,7 @@ from stator.codegen.llvm.backend import load_kernels
 from stator.core.dtypes import TORCH_DTYPES
 from stator.core.dump import Dump
 from stator.core.events import Compilation
+from stator.graph.edit import EARLY
 from stator.loops.index import Index
 from stator.loops.ir import Kernel
 from stator.loops.values import Value
@@ -53,20 +54,21 @@ def plan_kernels(module: fx.GraphModule, record: Compilation, name: str, dump: D
     items = lowering.run()
     _count(module.graph, items, record)
     dump.write(f"{name}_loops.txt", lambda: loops_text(items))
-    fused = fuse(items, lowering.sizes)
+    (output,) = module.graph.find_nodes(op="output")
+    returned = {node.name for node in output.all_input_nodes}
+    late = any(node.meta.get(EARLY) for node in module.graph.nodes)
+    fused = fuse(items, lowering.sizes, returned, late=late)
     dump.write(f"{name}_schedule.txt", lambda: schedule_text(fused))
     record.notes += [f"{name}: not fused: {reason}" for reason in fused.refusals]
     record.notes += [
         f"{name}: {node} stays with torch: {reason}" for node, reason in lowering.reasons.items()
     ]
-    (output,) = module.graph.find_nodes(op="output")
     wanted = _read_outside(fused.groups, output)
     kernels = {
         group: build_kernel(f"kernel_{number}", group, wanted[group], lowering.sizes)
         for number, group in enumerate(fused.groups)
         if group.alone is None or isinstance(group.alone, Scatter)
     }
-    returned = {node.name for node in output.all_input_nodes}
     updates = update_in_place(fused.groups, kernels, lowering.sizes, returned)
     nameless = [canonical(kernel) for kernel in updates.kernels.values()]
     dump.write(f"{name}_kernels.txt", lambda: kernels_text(list(updates.kernels.values())))

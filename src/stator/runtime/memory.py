@@ -9,7 +9,7 @@ is a tensor of its own.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
@@ -17,6 +17,7 @@ from typing import Final
 
 from torch import fx
 
+from stator.core.events import Held
 from stator.loops.index import Index
 from stator.lower.sizes import evaluate
 from stator.runtime.plan import Allocation, Call, Free, Launch, Plan, Step, Together, View
@@ -60,6 +61,14 @@ def plan_memory(plan: Plan) -> Memory:
 
 
 @dataclass(frozen=True, slots=True)
+class Own:
+    """An input that nobody but the call holds."""
+
+    bytes: int
+    by_torch: bool  # whether a library call made it
+
+
+@dataclass(frozen=True, slots=True)
 class Lifetime:
     """A buffer or a tensor, from the step that makes it to the one behind which it is gone."""
 
@@ -88,14 +97,54 @@ def lifetimes(plan: Plan, memory: Memory) -> list[Lifetime]:
     ]
 
 
-def predicted_peak(plan: Plan, memory: Memory) -> int:
-    """Bytes beyond its inputs that a call holds at most, the arena included."""
+def predicted(plan: Plan, memory: Memory, own: Mapping[str, Own] | None = None) -> Held:
+    """Bytes that a call holds at most beyond what its caller holds.
+
+    `own` are inputs that the caller has let go of: they die in the call.
+    """
+    lives = [life for life in lifetimes(plan, memory) if life.offset is None]
+    by_torch = made_by_torch(plan)
+    spans = [(life.name in by_torch, life.bytes, life.first, life.last) for life in lives]
+    ends = {
+        name: number
+        for number, step in enumerate(plan.steps)
+        if isinstance(step, Free)
+        for name in step.names
+    }
+    for name, given in (own or {}).items():
+        spans.append((given.by_torch, given.bytes, 0, ends.get(name, len(plan.steps))))
+    return Held(
+        arena_bytes(plan, memory),
+        *(
+            _most(plan, [span[1:] for span in spans if span[0] is torchs])
+            for torchs in (False, True)
+        ),
+    )
+
+
+def block_bytes(size: int) -> int:
+    """Bytes of the pool's block for a tensor: in eighths of a power of two (see prelude.ll)."""
+    unit = 1 << max(size.bit_length() - 4, 0)
+    return -(-size // unit) * unit
+
+
+def made_by_torch(plan: Plan) -> set[str]:
+    """What library calls return in memory of their own."""
+    return {step.name for step in plan.steps if isinstance(step, Call) and step.out is None}
+
+
+def _most(plan: Plan, spans: Iterable[Sequence[int]]) -> int:
+    """Bytes at once of what lives from one step to another."""
     changes = [0] * (len(plan.steps) + 2)
-    for life in lifetimes(plan, memory):
-        if life.offset is None:
-            changes[life.first] += life.bytes
-            changes[life.last + 1] -= life.bytes
-    return evaluate(memory.arena, plan.hints) + max(accumulate(changes))
+    for size, first, last in spans:
+        changes[first] += size
+        changes[last + 1] -= size
+    return max(accumulate(changes))
+
+
+def arena_bytes(plan: Plan, memory: Memory) -> int:
+    """Bytes of the arena, with the sizes that the plan was made for."""
+    return evaluate(memory.arena, plan.hints)
 
 
 def memory_text(plan: Plan, memory: Memory) -> str:
@@ -105,7 +154,7 @@ def memory_text(plan: Plan, memory: Memory) -> str:
         + ("its own" if life.offset is None else f"arena at {life.offset}")
         for life in lifetimes(plan, memory)
     ]
-    peak = predicted_peak(plan, memory)
+    peak = predicted(plan, memory).all
     return "\n".join((f"memory: arena of {memory.arena} bytes, peak {peak}", *rows))
 
 

@@ -6,7 +6,7 @@ and if all that it reads of the group was written in the same row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Final
@@ -21,6 +21,7 @@ from stator.torch_api import is_mutable_op, is_random_op
 WORTH_THREADS: Final = 1 << 15  # points of a loop that are better shared than done in passing
 MOST_MEMBERS: Final = 48
 MOST_NEIGHBOURS: Final = 4  # groups that are asked, of those that read the same memory
+FAR: Final = 1  # library calls between two loops, beyond which a result would wait too long
 
 
 @dataclass(eq=False)
@@ -52,27 +53,40 @@ class Fused:
     refusals: list[str]
 
 
-def fuse(items: Sequence[Item], sizes: Sizes) -> Fused:
-    """Group `items`, keeping every reader behind what it reads."""
-    return _Fuser(items, sizes).fuse()
+def fuse(
+    items: Sequence[Item], sizes: Sizes, results: Collection[str] = (), *, late: bool = False
+) -> Fused:
+    """Group `items`, keeping every reader behind what it reads.
+
+    `late`: some of them are computed a second time, to be there for short; they shall not be moved
+    to the front, unless they are among `results`, which are kept in any case.
+    """
+    return _Fuser(items, sizes, frozenset(results), late).fuse()
 
 
 class _Fuser:
-    def __init__(self, items: Sequence[Item], sizes: Sizes) -> None:
+    def __init__(
+        self, items: Sequence[Item], sizes: Sizes, results: frozenset[str], late: bool
+    ) -> None:
         self.items = items
         self.sizes = sizes
+        self.results = results
+        self.late = late
         self.groups: list[Group] = []
         self.needs: list[int] = []  # bit sets of groups that each group waits for, all the way
         self.home: dict[str, int] = {}  # name -> group that makes it
         self.readers: dict[str, list[int]] = {}  # name -> groups of loops that read it
         self.refusals: list[str] = []
         self.effects: list[int] = []  # the last call with an effect: they keep their order
+        self.calls = 0  # of libraries, so far
+        self.called: dict[int, int] = {}  # how many there were when a group ran, about
 
     def fuse(self) -> Fused:
         for item in self.items:
             if isinstance(item, Compute):
                 self._place(item)
             else:
+                self.calls += isinstance(item, Extern)
                 self._append(Group(alone=item), self._waits(item), item.name)
         return Fused(self._ordered(), self.refusals)
 
@@ -117,11 +131,14 @@ class _Fuser:
             group.rows = rows
             group.members.append(item)
             self.home[item.name] = number
+            if self.calls - self.called[number] <= FAR:
+                self.called[number] = self.calls
             self._note_reads(number, item)
             self._depend(number, sources)
             return
         rows, reason = assign([item])
         assert rows is not None, reason
+        self.called[len(self.groups)] = self.calls
         self._append(Group([item], rows), sources, item.name)
         self._note_reads(len(self.groups) - 1, item)
 
@@ -154,6 +171,8 @@ class _Fuser:
         group = self.groups[number]
         if len(group.members) >= MOST_MEMBERS:
             return None, f"{MOST_MEMBERS} loops are enough for one kernel"
+        if reason := self._why_too_early(number, item):
+            return None, reason
         for source in sources - {number}:
             if self.needs[source] >> number & 1:
                 return None, "something between them would have to run in the middle"
@@ -166,6 +185,13 @@ class _Fuser:
         if self._is_too_much(rows, [*group.members, item]):
             return None, "one row, which threads could not share"
         return rows, ""
+
+    def _why_too_early(self, number: int, item: Compute) -> str:
+        """Why `item` shall not run with a group that comes long before it; "" if it may."""
+        between = self.calls - self.called[number]
+        if not self.late or between <= FAR or item.name in self.results:
+            return ""
+        return f"{between} calls stand between: what it makes would wait in memory"
 
     def _is_too_much(self, rows: Rows, members: list[Compute]) -> bool:
         """Whether a single row would hold a loop that is worth several threads."""

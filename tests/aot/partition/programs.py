@@ -12,7 +12,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils.checkpoint import CheckpointPolicy
 
 from stator.aot.metadata import Kept
-from stator.aot.partition.choose import chooser
+from stator.aot.partition.choose import Wish, choose
 from stator.aot.partition.split import Split
 from stator.aot.partition.split import split as split_by
 from stator.aot.trace import Traced, trace
@@ -33,7 +33,7 @@ def traced(fn: Flat, *inputs: Any, symbolic: bool = False) -> Traced:
 
 def split(joint: Traced) -> Split:
     """Cut where eager would: all is saved but views and what is asked for again."""
-    return split_by(joint, chooser(kernels=False))
+    return split_by(joint, lambda facts, classes, _: choose(facts, classes, Wish(kernels=False)))
 
 
 def targets(nodes: Iterable[fx.Node]) -> list[str]:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import CheckpointPolicy
 
-from stator.aot.partition.choose import chooser
+from stator.aot.partition.choose import Wish, choose
 from stator.aot.partition.classify import Classes
 from stator.aot.partition.classify import classify as classify_joint
 from stator.aot.partition.joint import Joint
@@ -29,7 +29,7 @@ def classify(found: Traced) -> Classes:
 
 def cut(found: Traced) -> Cut:
     """Where eager would cut."""
-    return chooser(kernels=False)(Joint.of(found), classify(found))
+    return choose(Joint.of(found), classify(found), Wish(kernels=False))
 
 
 def forward_targets(found: Traced) -> list[str]:

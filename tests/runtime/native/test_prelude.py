@@ -147,9 +147,9 @@ def test_counts_follow_what_is_alive() -> None:
 
 
 def test_memory_says_itself_in_words() -> None:
-    held = MemoryHeld(used=4 << 20, idle=0, arenas=3 << 19)
+    held = MemoryHeld(used=4 << 20, idle=0, arenas=3 << 19, peak=5 << 20)
 
-    assert str(held) == "used 4.0 MiB, idle 0.0 MiB, arenas 1.5 MiB"
+    assert str(held) == "used 4.0 MiB, idle 0.0 MiB, arenas 1.5 MiB, peak 5.0 MiB"
 
 
 # --- giving back ---

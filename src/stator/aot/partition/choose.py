@@ -1,21 +1,154 @@
-"""How much the backward may keep, as the options say."""
+"""Which cut is taken: as the options say, of those that candidates.py finds.
+
+Of all cuts, those matter that no other beats in both time and peak.  Along them, from least memory
+to least time, the peak rises as the time falls.  So a limit in bytes and a budget for what is kept
+are answered by the quickest of them that fits, and more of either never takes less memory.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from torch import fx
+
+from stator.aot.partition.candidates import Candidate, candidates
 from stator.aot.partition.classify import Classes
-from stator.aot.partition.cut import PRICE, cut_at, network_of, save_everything
+from stator.aot.partition.cut import AGGRESSIVE, PRICE, cut_at, network_of, save_everything
 from stator.aot.partition.joint import Joint
-from stator.aot.partition.network import Cut
-from stator.aot.partition.split import Choose
-from stator.aot.partition.weigh import Scales
+from stator.aot.partition.network import Cut, Network
+from stator.aot.partition.profile import measured
+from stator.aot.partition.report import Choices, Point, Value
+from stator.aot.partition.simulate import Simulator
+from stator.aot.partition.weigh import Policy, Scales, Weight, bytes_of
+from stator.errors import MemoryLimitError
+
+Foresee = Callable[[Cut], int]  # the peak of a step, from finished plans
+
+SLACK: Final = 1.25  # how far the simulation may be above what plans take
+SHOWN: Final = 8  # holders that an error names
 
 
-def chooser(*, kernels: bool) -> Choose:
-    """What picks a cut for each joint graph."""
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """How much memory a step may take, and what is known about costs."""
 
-    def choose(joint: Joint, classes: Classes) -> Cut:
-        tagged = any(node.meta.get("recompute") is not None for node in joint.graph.nodes)
-        network = network_of(joint, classes, Scales(joint, classes, trusts_caller=tagged))
-        return cut_at(network, PRICE) if kernels else save_everything(network)
+    kernels: bool = True
+    budget: float = 1.0  # share of what the quickest cut keeps
+    limit: int | None = None  # bytes that a step may hold at once
+    aggressive: bool = False
+    policy: Policy | None = None
+    profile: bool = False
+    knapsack: str = "dp"
+    report: Callable[[Choices], None] | None = None  # gets the curve
 
-    return choose
+
+def choose(joint: Joint, classes: Classes, wish: Wish, foresee: Foresee | None = None) -> Cut:
+    """The cut that `wish` asks for; `foresee` checks a limit against finished plans."""
+    asked = wish.policy is not None or wish.budget < 1 or wish.limit is not None or wish.aggressive
+    tagged = any(node.meta.get("recompute") is not None for node in joint.graph.nodes)
+    scales = Scales(joint, classes, wish.policy, _times(joint, wish), asked or tagged)
+    network = network_of(joint, classes, scales)
+    if not wish.kernels:
+        return save_everything(network)
+    if wish.budget >= 1 and wish.limit is None and wish.report is None:
+        return cut_at(network, AGGRESSIVE if wish.aggressive else PRICE)
+    simulator = Simulator(joint, classes, network)
+    found = candidates(simulator, wish.budget, wish.knapsack)
+    if wish.limit is not None:
+        chosen = _within_limit(found, wish.limit, foresee)
+    elif wish.budget < 1:
+        chosen = _within_budget(found, wish.budget)
+    else:
+        chosen = found[0]
+    if wish.report is not None:
+        wish.report(_choices(simulator, found, chosen))
+    return chosen.cut
+
+
+def _times(joint: Joint, wish: Wish) -> dict[fx.Node, float]:
+    return measured(joint.graph.nodes) if wish.profile else {}
+
+
+def frontier(found: Sequence[Candidate]) -> list[Candidate]:
+    """Those that no other beats in time and in peak, by rising peak and falling time."""
+    best: list[Candidate] = []
+    for candidate in sorted(found, key=lambda one: (one.peak, one.time)):
+        if not best or candidate.time < best[-1].time:
+            best.append(candidate)
+    return best
+
+
+def _within_budget(found: Sequence[Candidate], budget: float) -> Candidate:
+    """The quickest that keeps no more than a share of what the first, quickest one keeps."""
+    least = min(found, key=lambda one: (one.saved, one.peak, one.time))
+    room = max(budget * found[0].saved, least.saved)
+    # Below the peak of the least there is nothing: a smaller budget would take more memory.
+    line = frontier([least, *(one for one in found if one.peak >= least.peak)])
+    fitting = [one for one in line if one.saved <= room]
+    return min(fitting, key=lambda one: one.time, default=least)
+
+
+def _within_limit(found: Sequence[Candidate], limit: int, foresee: Foresee | None) -> Candidate:
+    """The quickest whose peak is within the limit."""
+    line = frontier(found)
+    for candidate in reversed(line):
+        if candidate.peak > limit * (1 if foresee is None else SLACK):
+            continue
+        if foresee is None or foresee(candidate.cut) <= limit:
+            return candidate
+    least = line[0]
+    reachable = least.peak if foresee is None else foresee(least.cut)
+    held = ", ".join(f"{name} ({size} bytes)" for name, size in least.holders[:SHOWN] if size)
+    raise MemoryLimitError(
+        f"memory_limit is {limit} bytes, and a step takes at least {reachable}",
+        hint=f"alive at that peak: {held}; give at least {reachable}, or a smaller batch",
+    )
+
+
+def _choices(simulator: Simulator, found: Sequence[Candidate], chosen: Candidate) -> Choices:
+    line = frontier(found)
+    quickest = min(one.time for one in found)
+    points = {id(one): Point(one.saved, one.peak, one.time / quickest, one.label) for one in found}
+    held = tuple(f"{name}: {size} bytes" for name, size in line[0].holders[:SHOWN] if size)
+    return Choices(
+        sum(bytes_of(node.meta.get("val")) for node in simulator.joint.primals),
+        tuple(points[id(one)] for one in line),
+        points[id(chosen)],
+        _values(simulator.network, chosen.cut),
+        held,
+    )
+
+
+def _values(network: Network, cut: Cut) -> tuple[Value, ...]:
+    kept = frozenset(cut.kept)
+    shown = [
+        _value(node, network.weights[node], node in kept)
+        for node in network.nodes
+        if node.op == "call_function" and (node in kept or node in cut.again)
+    ]
+    return tuple(sorted((value for value in shown if value.bytes), key=lambda value: -value.bytes))
+
+
+def _value(node: fx.Node, weight: Weight, saved: bool) -> Value:
+    modules = list((node.meta.get("nn_module_stack") or {}).values())
+    layer = str(modules[-1][0]) if modules else ""
+    trace = (node.meta.get("stack_trace") or "").strip().splitlines()
+    line = trace[-1].strip() if trace else ""
+    would = "would cost" if saved else "costs"
+    why = f"to compute it again {would} {_words(weight.again)}, to keep it {_words(weight.keep)}"
+    why = f"{weight.why}; {why}" if weight.why else why
+    operator = getattr(node.target, "__name__", str(node.target))
+    return Value(node.name, operator, weight.bytes, saved, layer, line, why)
+
+
+def _words(cost: float) -> str:
+    """A cost for people."""
+    if cost == float("inf"):
+        return "too much: it cannot be done"
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if cost < 1024 or unit == "GiB":
+            break
+        cost /= 1024
+    return f"as much as {cost:.3g} {unit} moved"

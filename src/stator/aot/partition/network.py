@@ -36,6 +36,9 @@ class Cut:
     kept: tuple[fx.Node, ...]
     again: frozenset[fx.Node]
     cost: int  # in bytes of traffic, prices of memory included
+    # Values that the backward computes before all else, from what is kept, to compute the rest from
+    # them when it is needed: all else on the way to them is computed twice, and lives shortly.
+    relays: tuple[fx.Node, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+import operator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,12 +15,14 @@ from stator.aot.metadata import Kept, Saved
 from stator.aot.partition.classify import Classes, classify
 from stator.aot.partition.joint import Joint
 from stator.aot.partition.network import Cut
+from stator.aot.partition.order import backward_order, forward_nodes
+from stator.aot.partition.weigh import bytes_of, is_generated
 from stator.aot.trace import Traced
-from stator.graph.edit import drop_unread, needed_by
+from stator.graph.edit import CALLERS, EARLY, KEPT, LIBRARYS, drop_unread
 
 aten = torch.ops.aten
 
-Choose = Callable[[Joint, Classes], Cut]
+Choose = Callable[[Joint, Classes, Callable[["Cut"], "Split"]], Cut]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,21 +36,45 @@ class Split:
     forward: fx.GraphModule
     backward: fx.GraphModule | None
     saved: tuple[Saved, ...]  # tensors first
+    inputs: int = 0  # bytes that the caller holds in any case
+    outputs: int = 0  # bytes that it gets
 
 
 def split(traced: Traced, choose: Choose) -> Split:
     """Cut `traced` so that the backward starts from the forward values that `choose` keeps."""
     joint = Joint.of(traced)
     classes = classify(joint)
+    build = partial(_build, traced, joint, classes)
     if not traced.tangents:
-        return Split(_forward(traced, joint, classes.forward, []), None, ())
-    cut = choose(joint, classes)
-    saved_nodes = sorted(cut.kept, key=_is_number)
+        return build(None)
+    return build(choose(joint, classes, build))
+
+
+def _build(traced: Traced, joint: Joint, classes: Classes, cut: Cut | None) -> Split:
+    """The halves under a cut; a forward alone without one."""
+    inputs = sum(bytes_of(node.meta.get("val")) for node in traced.primals)
+    values = {node for node in traced.values if isinstance(node, fx.Node)} - {*traced.primals}
+    outputs = sum(bytes_of(node.meta.get("val")) for node in values)
+    if cut is None:
+        forward = _forward(traced, joint, classes.forward, [])
+        return Split(forward, None, (), inputs, outputs)
+    saved, extras = _places(traced, joint, cut)
+    return Split(
+        _forward(traced, joint, forward_nodes(classes, cut), extras),
+        _backward(traced, joint, classes, cut),
+        tuple(saved),
+        inputs,
+        outputs,
+    )
+
+
+def _places(traced: Traced, joint: Joint, cut: Cut) -> tuple[list[Saved], list[fx.Node]]:
+    """Where each value that is kept comes from, and what the forward returns for that alone."""
     position = {node: i for i, node in enumerate(traced.primals)}
     returned = {node: i for i, node in reversed(list(enumerate(traced.values)))}
     saved: list[Saved] = []
     extras: list[fx.Node] = []
-    for node in saved_nodes:
+    for node in _tensors_first(cut):
         if node in joint.keepers:
             saved.append(Saved(Kept.EXTRA, len(extras), is_tensor=True))
             extras.append(node)
@@ -57,11 +85,12 @@ def split(traced: Traced, choose: Choose) -> Split:
         else:
             saved.append(Saved(Kept.EXTRA, len(extras), not _is_number(node)))
             extras.append(node)
-    return Split(
-        _forward(traced, joint, classes.forward | needed_by(extras), extras),
-        _backward(traced, classes, saved_nodes, cut.again),
-        tuple(saved),
-    )
+    return saved, extras
+
+
+def _tensors_first(cut: Cut) -> list[fx.Node]:
+    """What is kept: tensors first."""
+    return sorted(cut.kept, key=_is_number)
 
 
 def _is_number(node: fx.Node) -> bool:
@@ -94,51 +123,29 @@ def _keep(graph: fx.Graph, node: fx.Node, keeper: Any) -> fx.Node:
     return kept
 
 
-def _backward(
-    traced: Traced, classes: Classes, saved: list[fx.Node], again: Collection[fx.Node]
-) -> fx.GraphModule:
+def _backward(traced: Traced, joint: Joint, classes: Classes, cut: Cut) -> fx.GraphModule:
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
-    for node in (*saved, *traced.tangents):
+    owned = set(joint.primals) | {node for node in joint.values if isinstance(node, fx.Node)}
+    for node in (*_tensors_first(cut), *traced.tangents):
         copies[node] = graph.placeholder(node.name)
-        copies[node].meta = dict(node.meta)
-    for node in classes.backward:
-        if node in classes.movable:  # the forward has computed it, or it comes where it is read
-            continue
-        for source in _in_order(node, again, copies):
-            copies[source] = graph.node_copy(source, copies.__getitem__)
-        copies[node] = graph.node_copy(node, copies.__getitem__)
-    for grad in traced.grads:
-        if isinstance(grad, fx.Node):
-            for source in _in_order(grad, again, copies, including=True):
-                copies[source] = graph.node_copy(source, copies.__getitem__)
+        copies[node].meta = {
+            **node.meta,
+            CALLERS: node in owned and node not in joint.keepers,
+            LIBRARYS: node.target is operator.getitem and not is_generated(node),
+        }
+    early: dict[fx.Node, fx.Node] = dict(copies)
+    for node, is_early in backward_order(joint, classes, cut):
+        found = early if is_early else copies
+        found[node] = graph.node_copy(node, found.__getitem__)
+        if is_early:
+            found[node].meta[EARLY] = True
+            if node in cut.relays:
+                found[node].meta[KEPT] = True
+                copies[node] = found[node]
     graph.output(tuple(_mapped(node, copies) for node in traced.grads))
     drop_unread(graph)
     return fx.GraphModule(traced.module, graph, "Backward")
-
-
-def _in_order(
-    node: fx.Node,
-    again: Collection[fx.Node],
-    done: dict[fx.Node, fx.Node],
-    *,
-    including: bool = False,
-) -> list[fx.Node]:
-    """Nodes to compute again before `node`, sources first: late, so that they live shortly."""
-    order: list[fx.Node] = []
-    placed: set[fx.Node] = set()
-    stack = [(source, False) for source in ([node] if including else node.all_input_nodes)]
-    while stack:
-        current, ready = stack.pop()
-        if current in done or current in placed or current not in again:
-            continue
-        if ready:
-            placed.add(current)
-            order.append(current)
-        else:
-            stack.append((current, True))
-            stack += [(source, False) for source in current.all_input_nodes]
-    return order
 
 
 def _mapped(value: Any, copies: dict[fx.Node, fx.Node]) -> Any:

@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 from torch import fx
 
-from stator.graph.edit import is_effect
+from stator.graph.edit import EARLY, is_effect
 from stator.graph.rules import layout_of
 from stator.graph.run import Ctx
 from stator.graph.sharing import Sharing, is_returned, written_by
@@ -67,6 +67,8 @@ def share_subexpressions(graph: fx.Graph, ctx: Ctx) -> int:
 
 def why_not_share(first: fx.Node, second: fx.Node, sharing: Sharing) -> str | None:
     """None if readers of `second`, an equal call, may read `first`; otherwise the reason."""
+    if first.meta.get(EARLY) and not second.meta.get(EARLY):
+        return "it is computed again so that it need not live so long"
     if not _are_alike(first.meta.get("val"), second.meta.get("val")):
         return "their values are described otherwise"  # by a size that is known only at run time
     if is_returned(first) and is_returned(second):

@@ -8,7 +8,7 @@ from stator.codegen.llvm.backend import Entry
 from stator.codegen.llvm.jit import compile_text
 from stator.core.torch_types import Boxed
 from stator.loops.ir import Kernel
-from stator.runtime.memory import Memory, predicted_peak
+from stator.runtime.memory import Memory, predicted
 from stator.runtime.native.host import HostProgram, write_host
 from stator.runtime.native.image import Image, bind_host
 from stator.runtime.native.prelude import load_prelude, prelude_text
@@ -43,7 +43,7 @@ def compile_native(plan: Plan, memory: Memory) -> Image:
         tuple((places[id(entry.module)], entry.name) for entry in entries),
         program.table,
         _prelude_object(),
-        predicted_peak(plan, memory),
+        predicted(plan, memory).all,
     )
 
 

@@ -15,6 +15,7 @@
 @used_bytes = internal global i64 0
 @peak_bytes = internal global i64 0  ; used at once, since the last trim
 @blocks = internal global i64 0  ; made so far
+@spare = internal global i64 1  ; 0: no more is held than was used at once
 
 declare i32 @pthread_mutex_lock(ptr) nonlazybind
 declare i32 @pthread_mutex_unlock(ptr) nonlazybind
@@ -177,7 +178,8 @@ define internal i64 @size_class(i64 %bytes, ptr %rounded) {
 
 ; Memory for at least %bytes (more than 16), from a block that waits or a new one; null: none left.
 ; A block may be up to a quarter larger than asked for.  Before a new one is made, those that wait go
-; back to the system, if all together would be twice what was ever used at once.
+; back to the system, if all together would be twice what was ever used at once, or, under a limit,
+; more than that.
 define ptr @stator_pool_take(i64 %bytes) {
 entry:
   %rounded_at = alloca i64
@@ -212,8 +214,10 @@ fresh:
   %held = add i64 %waits, %used
   %all = add i64 %held, %rounded
   %peak = load i64, ptr @peak_bytes
-  %twice = shl i64 %peak, 1
-  %allowed = add i64 %twice, 67108864
+  %spare = load i64, ptr @spare
+  %twice = shl i64 %peak, %spare
+  %more_room = mul i64 %spare, 67108864
+  %allowed = add i64 %twice, %more_room
   %too_much = icmp ugt i64 %all, %allowed
   br i1 %too_much, label %shrink, label %map
 shrink:
@@ -335,7 +339,15 @@ define i64 @stator_trim() {
   ret i64 %sum
 }
 
-; Bytes of the pool that are in use, that wait, and bytes of arenas that wait.
+; Hold no more than what is used at once.
+define void @stator_hold_no_spare() {
+  call i32 @pthread_mutex_lock(ptr @mutex)
+  store i64 0, ptr @spare
+  call i32 @pthread_mutex_unlock(ptr @mutex)
+  ret void
+}
+
+; Bytes of the pool that are in use, that wait, bytes of arenas that wait, and the most in use.
 define void @stator_memory(ptr %counts) {
 entry:
   call i32 @pthread_mutex_lock(ptr @mutex)
@@ -358,9 +370,12 @@ done:
   call i32 @pthread_mutex_unlock(ptr @mutex)
   %second = getelementptr i64, ptr %counts, i64 1
   %third = getelementptr i64, ptr %counts, i64 2
+  %fourth = getelementptr i64, ptr %counts, i64 3
+  %most = load i64, ptr @peak_bytes
   store i64 %used, ptr %counts
   store i64 %idle, ptr %second
   store i64 %sum, ptr %third
+  store i64 %most, ptr %fourth
   ret void
 }
 

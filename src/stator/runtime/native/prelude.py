@@ -22,6 +22,7 @@ class MemoryHeld:
     used: int  # outputs and saved values that are alive
     idle: int  # room for more of them
     arenas: int  # room for what lives inside of a call
+    peak: int  # the most that was used at once, since the last trim
 
     def __str__(self) -> str:
         parts = (f"{name} {getattr(self, name) / 2**20:.1f} MiB" for name in self.__slots__)
@@ -31,8 +32,8 @@ class MemoryHeld:
 def memory() -> MemoryHeld:
     """What compiled programs hold now."""
     if not _loaded:
-        return MemoryHeld(0, 0, 0)
-    counts = (ctypes.c_int64 * 3)()
+        return MemoryHeld(0, 0, 0, 0)
+    counts = (ctypes.c_int64 * 4)()
     _function("stator_memory", None, ctypes.c_void_p)(counts)
     return MemoryHeld(*counts)
 
@@ -42,11 +43,24 @@ def trim() -> int:
     return int(_function("stator_trim", ctypes.c_int64)()) if _loaded else 0
 
 
+def hold_no_spare() -> None:
+    """Keep idle blocks only as far as all together were in use at once: for programs with a limit.
+
+    For the whole process, from now on; blocks that do not fit what comes next are faulted in again.
+    """
+    with _lock:
+        _wishes.add("stator_hold_no_spare")
+        if _loaded:
+            _function("stator_hold_no_spare", None)()
+
+
 def load_prelude(data: bytes) -> dict[str, int]:
     """Where each function is; loaded from its object file when first asked for."""
     with _lock:
         if not _loaded:
             _loaded.append(_load(data))
+            for wish in _wishes:
+                _function(wish, None)()
     return _loaded[0].symbols
 
 
@@ -66,6 +80,7 @@ def prelude_text() -> str:
 
 
 _loaded: Final[list[Code]] = []  # at most one
+_wishes: Final[set[str]] = set()  # functions to call once it is loaded
 _lock: Final = Lock()
 
 

@@ -1,0 +1,152 @@
+"""Cuts worth a look, from least time to least memory.
+
+The price of memory is raised step by step; at each price the cheapest cut is exact.  Equal layers
+change their mind at one price, all together, so between two prices there are cuts where the first
+part of the program is cut at the higher one.  The thinnest cut, and the values that separate the
+program into parts (see simulate.py), are thinned, keeping every second value, every third, …: all
+between is computed again in one go.  The least that can be kept
+is what is given anyway; there the backward computes the values of a thin cut first, and the rest
+from those (`Cut.relays`), so that this takes no more memory than the thin cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Final
+
+from torch import fx
+
+from stator.aot.partition.cut import PRICE, cut_at, cut_keeping
+from stator.aot.partition.knapsack import SOLVERS, Solver
+from stator.aot.partition.network import Cut, Network
+from stator.aot.partition.simulate import Simulator
+from stator.aot.partition.weigh import Weight
+
+PRICES: Final = (PRICE, *(2.0**power for power in range(11)))
+FORBIDDING: Final = 2.0**24  # nothing is kept that can be computed
+THINNED: Final = (2, 3, 4, 6, 8)  # every how many-th value is kept
+MOST_WORTH: Final = 2.0**50  # of a value that cannot be computed again
+STEPS: Final = 16  # that the way from all to nothing is divided into, about
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A cut with what is foreseen of it."""
+
+    cut: Cut
+    label: str
+    saved: int
+    peak: int
+    time: float  # of a step, in bytes of traffic
+    holders: tuple[tuple[str, int], ...]
+
+
+def candidates(simulator: Simulator, budget: float = 1.0, solver: str = "dp") -> list[Candidate]:
+    """Every cut that is looked at, the default one first; one comes close to `budget`."""
+    search = _Search(simulator)
+    search.run()
+    if budget < 1:
+        search.fill(budget, SOLVERS[solver])
+    return list(search.found.values())
+
+
+class _Search:
+    """Cuts by what they keep, each foreseen once."""
+
+    def __init__(self, simulator: Simulator) -> None:
+        self.simulator = simulator
+        self.network = simulator.network
+        self.base = simulator.base()
+        self.found: dict[Hashable, Candidate] = {}
+
+    def run(self) -> None:
+        """Look at all that do not depend on a budget."""
+        by_price = [(price, cut_at(self.network, price)) for price in PRICES]
+        for price, cut in by_price:
+            self._add(cut, f"a byte kept costs {price:g} bytes moved")
+        self._between(by_price)
+        thin = min(self.found.values(), key=lambda found: (found.peak, found.saved)).cut
+        nothing = cut_at(self.network, FORBIDDING)
+        self._add(nothing, "what is given alone")
+        self._thinned(_own(self.network, thin), "of the thinnest cut", nothing)
+        self._thinned(self.simulator.separators(), "that separate parts", nothing)
+
+    def _thinned(self, values: Sequence[fx.Node], what: str, nothing: Cut) -> None:
+        """Cuts that keep some of `values` and all else between is computed again."""
+        for every in (1, *THINNED):
+            chosen = values[every - 1 :: every]
+            if not chosen:
+                continue
+            cut = cut_keeping(self.network, chosen, FORBIDDING)
+            self._add(cut, f"one of {every} values {what}")
+            if (relayed := _relayed(self.network, nothing, cut)) is not None:
+                label = f"what is given alone, {len(relayed.relays)} values {what} computed first"
+                self._add(relayed, label)
+
+    def fill(self, budget: float, solve: Solver) -> None:
+        """A cut that uses a budget up: of what the next larger one keeps, as much as fits."""
+        by_price = [self.found[_key(cut_at(self.network, price))] for price in PRICES]
+        room = int(budget * by_price[0].saved)
+        below = next((one for one in by_price if one.saved <= room), None)
+        if below is None or below is by_price[0]:
+            return
+        above = by_price[by_price.index(below) - 1]
+        items = [node for node in above.cut.kept if node not in below.cut.kept]
+        weights = [self.network.weights[node] for node in items]
+        worths = [min(weight.again, MOST_WORTH) for weight in weights]
+        chosen = solve([weight.bytes for weight in weights], worths, room - below.saved)
+        kept = {*below.cut.kept, *(items[place] for place in chosen)}
+        price = PRICES[by_price.index(below)]
+        self._add(
+            cut_keeping(self.network, kept, price), f"as much as a budget of {budget:g} holds"
+        )
+
+    def _between(self, by_price: Sequence[tuple[float, Cut]]) -> None:
+        """Cuts between those at two prices, in steps of about the same size."""
+        simulator = self.simulator
+        most = max(simulator.saved(by_price[0][1]), 1)
+        for (low, more), (high, less) in pairwise(by_price):
+            gap = simulator.saved(more) - simulator.saved(less)
+            parts = min(-(-gap * STEPS // most), STEPS)
+            for part in range(1, parts):
+                label = f"{high:g} for the first {part} of {parts} parts, {low:g} for the rest"
+                self._add(_split_price(self.network, (high, low), part / parts), label)
+
+    def _add(self, cut: Cut, label: str) -> None:
+        key = _key(cut)
+        if key not in self.found:
+            seen = self.simulator.peak(cut)
+            saved, time = self.simulator.saved(cut), self.base + self.simulator.extra(cut)
+            self.found[key] = Candidate(cut, label, saved, seen.peak, time, seen.holders)
+
+
+def _key(cut: Cut) -> Hashable:
+    return (frozenset(cut.kept), cut.relays)
+
+
+def _own(network: Network, cut: Cut) -> list[fx.Node]:
+    """What a cut keeps that costs memory, sizes aside."""
+    return [node for node in cut.kept if network.weights[node].bytes > 64]
+
+
+def _split_price(network: Network, prices: tuple[float, float], share: float) -> Cut:
+    """A higher price for the first part of the program."""
+    high, low = prices
+    border = share * len(network.nodes)
+    first = {node for place, node in enumerate(network.nodes) if place < border}
+
+    def price(node: fx.Node, weight: Weight) -> float:
+        return weight.price(high if node in first else low)
+
+    return network.cut(price)
+
+
+def _relayed(network: Network, nothing: Cut, thin: Cut) -> Cut | None:
+    """`nothing` with the values of `thin` computed first; None if there are none."""
+    relays = tuple(node for node in _own(network, thin) if node not in nothing.kept)
+    if not relays or any(node not in nothing.again for node in relays):
+        return None
+    kept = dict.fromkeys((*nothing.kept, *(node for node in thin.kept if node not in relays)))
+    return replace(nothing, kept=tuple(kept), again=thin.again, relays=relays)

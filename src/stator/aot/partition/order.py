@@ -1,0 +1,66 @@
+"""In which order the backward runs: its own nodes as recorded, the others when they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from torch import fx
+
+from stator.aot.partition.classify import Classes
+from stator.aot.partition.joint import Joint
+from stator.aot.partition.network import Cut
+from stator.graph.edit import needed_by
+
+
+def backward_order(joint: Joint, classes: Classes, cut: Cut) -> Iterator[tuple[fx.Node, bool]]:
+    """Nodes to run, each with whether that is its first run of two, which leaves the relays."""
+    if cut.relays:
+        kept = frozenset(cut.kept)
+        behind = _needed_without(cut.relays, kept)
+        yield from ((node, True) for node in joint.graph.nodes if node in behind)
+    done: set[fx.Node] = {*cut.kept, *cut.relays, *joint.tangents}
+    for node in classes.backward:
+        if node in classes.movable:  # the forward has computed it, or it comes where it is read
+            continue
+        for source in _again_before(node.all_input_nodes, cut.again, done):
+            yield source, False
+        done.add(node)
+        yield node, False
+    for grad in joint.grads:
+        if isinstance(grad, fx.Node):
+            for source in _again_before([grad], cut.again, done):
+                yield source, False
+
+
+def forward_nodes(classes: Classes, cut: Cut) -> set[fx.Node]:
+    """What the forward computes: its own, and what it computes in place of the backward."""
+    return set(classes.forward) | needed_by(cut.kept)
+
+
+def _needed_without(roots: Collection[fx.Node], stops: frozenset[fx.Node]) -> set[fx.Node]:
+    """`roots` and what they are computed from, down to `stops`."""
+    needed: set[fx.Node] = set()
+    stack = list(roots)
+    while stack:
+        node = stack.pop()
+        if node not in needed and node not in stops:
+            needed.add(node)
+            stack += node.all_input_nodes
+    return needed
+
+
+def _again_before(
+    wanted: Collection[fx.Node], again: Collection[fx.Node], done: set[fx.Node]
+) -> Iterator[fx.Node]:
+    """What has to be computed again for `wanted`, sources first: late, so that it lives shortly."""
+    stack = [(node, False) for node in wanted]
+    while stack:
+        node, ready = stack.pop()
+        if node in done or node not in again:
+            continue
+        if ready:
+            done.add(node)
+            yield node
+        else:
+            stack.append((node, True))
+            stack += [(source, False) for source in node.all_input_nodes]

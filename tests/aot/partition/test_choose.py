@@ -1,0 +1,200 @@
+"""Which cut a budget, a limit or a policy gets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx
+
+from stator.aot.partition.candidates import Candidate, candidates
+from stator.aot.partition.choose import Wish, choose, frontier
+from stator.aot.partition.classify import Classes, classify
+from stator.aot.partition.cut import network_of
+from stator.aot.partition.joint import Joint
+from stator.aot.partition.network import Cut
+from stator.aot.partition.report import Choices
+from stator.aot.partition.simulate import Simulator
+from stator.aot.partition.split import Split, split
+from stator.aot.partition.weigh import Scales, bytes_of
+from stator.errors import MemoryLimitError
+from tests.aot.partition.programs import leaf, run_halves, targets, traced
+
+DEPTH = 6
+BUDGETS = [part / 19 for part in range(20)]
+
+
+def tower(x: Tensor, *weights: Tensor) -> list[Tensor]:
+    """Products with activations between, and a residual around each."""
+    for weight in weights:
+        x = x + (x @ weight).sigmoid() * x.tanh()
+    return [x.sum()]
+
+
+def tower_inputs() -> list[Tensor]:
+    return [leaf(64, 16), *(leaf(16, 16) for _ in range(DEPTH))]
+
+
+def facts() -> tuple[Joint, Classes]:
+    joint = Joint.of(traced(tower, *tower_inputs()))
+    return joint, classify(joint)
+
+
+def simulator(joint: Joint, classes: Classes) -> Simulator:
+    scales = Scales(joint, classes, trusts_caller=True)
+    return Simulator(joint, classes, network_of(joint, classes, scales))
+
+
+def kept_bytes(joint: Joint, cut: Cut) -> int:
+    own = [node for node in cut.kept if node not in joint.primals]
+    return sum(bytes_of(node.meta["val"]) for node in own)
+
+
+# Budgets
+
+
+def test_budget_nothing_keeps_inputs_only() -> None:
+    joint, classes = facts()
+
+    cut = choose(joint, classes, Wish(budget=0))
+
+    assert all(node.op == "placeholder" for node in cut.kept)
+
+
+def test_a_larger_budget_never_takes_less_memory() -> None:
+    joint, classes = facts()
+    simulated = simulator(joint, classes)
+    peaks = [simulated.peak(choose(joint, classes, Wish(budget=b))).peak for b in BUDGETS]
+
+    assert peaks == sorted(peaks)
+    assert peaks[0] < peaks[-1], "budgets change nothing"
+
+
+def test_a_budget_holds() -> None:
+    joint, classes = facts()
+    usual = kept_bytes(joint, choose(joint, classes, Wish()))
+
+    for budget in BUDGETS:
+        assert kept_bytes(joint, choose(joint, classes, Wish(budget=budget))) <= budget * usual
+
+
+@pytest.mark.parametrize("solver", ["dp", "ilp", "greedy"])
+@pytest.mark.parametrize("budget", [0, 0.2, 0.5, 0.8, 1])
+def test_gradients_are_the_same_at_every_budget(budget: float, solver: str) -> None:
+    inputs = tower_inputs()
+    (value,) = tower(*inputs)
+    expected = torch.autograd.grad(value, inputs)
+
+    def pick(joint: Joint, classes: Classes, build: Any) -> Cut:
+        return choose(joint, classes, Wish(budget=budget, knapsack=solver))
+
+    halves: Split = split(traced(tower, *inputs), pick)
+    _, grads = run_halves(halves, inputs, [torch.ones(())])
+
+    torch.testing.assert_close(grads, list(expected))
+
+
+def test_along_the_frontier_less_memory_takes_more_time() -> None:
+    line = frontier(candidates(simulator(*facts())))
+
+    assert len(line) > 2
+    assert [one.peak for one in line] == sorted(one.peak for one in line)
+    assert [one.time for one in line] == sorted((one.time for one in line), reverse=True)
+
+
+# Limits
+
+
+def test_the_quickest_cut_within_a_limit_is_taken() -> None:
+    joint, classes = facts()
+    simulated = simulator(joint, classes)
+    line = frontier(candidates(simulated))
+
+    for one in line:
+        cut = choose(joint, classes, Wish(limit=one.peak))
+        assert simulated.peak(cut).peak <= one.peak
+        assert simulated.extra(cut) == pytest.approx(simulated.extra(one.cut))
+
+
+def test_a_limit_below_all_cuts_names_what_is_reachable_and_what_holds_it() -> None:
+    joint, classes = facts()
+    least = frontier(candidates(simulator(joint, classes)))[0]
+
+    with pytest.raises(MemoryLimitError) as caught:
+        choose(joint, classes, Wish(limit=1000))
+
+    assert str(least.peak) in caught.value.what
+    assert "inputs and outputs" in str(caught.value.hint)
+
+
+def test_plans_have_the_last_word_on_a_limit() -> None:
+    joint, classes = facts()
+    line = frontier(candidates(simulator(joint, classes)))
+    limit = line[-1].peak
+    tried: list[Cut] = []
+
+    def foresee(cut: Cut) -> int:
+        tried.append(cut)
+        return limit + 1 if len(tried) == 1 else limit
+
+    cut = choose(joint, classes, Wish(limit=limit), foresee)
+
+    assert [kept(one) for one in tried] == [kept(line[-1].cut), kept(line[-2].cut)]
+    assert kept(cut) == kept(line[-2].cut)
+
+
+def kept(cut: Cut) -> frozenset[fx.Node]:
+    return frozenset(cut.kept)
+
+
+# Policies, reports
+
+
+def test_a_policy_has_its_way() -> None:
+    joint, classes = facts()
+
+    def policy(node: fx.Node) -> str | None:
+        name = getattr(node.target, "__name__", "")
+        return {"mm.default": "recompute", "tanh.default": "save"}.get(name)
+
+    cut = choose(joint, classes, Wish(policy=policy))
+
+    assert "mm.default" not in targets(cut.kept)
+    assert targets(cut.kept).count("tanh.default") == DEPTH
+
+
+def test_aggressive_recomputation_keeps_no_more_than_usual() -> None:
+    joint, classes = facts()
+    usual = kept_bytes(joint, choose(joint, classes, Wish()))
+
+    assert kept_bytes(joint, choose(joint, classes, Wish(aggressive=True))) <= usual
+
+
+def test_costs_can_be_measured() -> None:
+    joint, classes = facts()
+
+    cut = choose(joint, classes, Wish(budget=0.5, profile=True))
+
+    assert kept_bytes(joint, cut) <= kept_bytes(joint, choose(joint, classes, Wish()))
+
+
+def test_the_report_has_the_curve_and_every_value() -> None:
+    joint, classes = facts()
+    seen: list[Choices] = []
+
+    cut = choose(joint, classes, Wish(report=seen.append))
+
+    (choices,) = seen
+    assert choices.inputs == sum(bytes_of(node.meta["val"]) for node in joint.primals)
+    assert choices.chosen in choices.points
+    saved = {value.name for value in choices.values if value.saved}
+    assert saved == {node.name for node in cut.kept if node.op == "call_function"}
+    assert all(value.why and value.bytes for value in choices.values)
+    assert choices.holders
+
+
+def test_candidates_are_all_different() -> None:
+    found: list[Candidate] = candidates(simulator(*facts()))
+
+    assert len({(kept(one.cut), one.cut.relays) for one in found}) == len(found)
