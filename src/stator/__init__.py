@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from stator.graph.rules import rule as rule
     from stator.options import Options as Options
     from stator.options import list_options as list_options
+    from stator.partitioners import choose_saved_values_set as choose_saved_values_set
+    from stator.partitioners import (
+        min_cut_rematerialization_partition as min_cut_rematerialization_partition,
+    )
     from stator.runtime.native.prelude import memory as memory
     from stator.runtime.native.prelude import trim as trim
 
@@ -26,6 +30,7 @@ _HOMES: Final[dict[str, str]] = {
     "Options": "stator.options",
     "aot_function": "stator.functions",
     "aot_module": "stator.functions",
+    "choose_saved_values_set": "stator.partitioners",
     "compile": "stator.backend",
     "compile_fx": "stator.backend",
     "explain": "stator.debug.explain",
@@ -33,6 +38,7 @@ _HOMES: Final[dict[str, str]] = {
     "list_options": "stator.options",
     "Rewrite": "stator.graph.rules",
     "memory": "stator.runtime.native.prelude",
+    "min_cut_rematerialization_partition": "stator.partitioners",
     "rule": "stator.graph.rules",
     "trim": "stator.runtime.native.prelude",
 }

@@ -26,7 +26,8 @@ LAYERS: Final[tuple[tuple[str, ...], ...]] = (
     ("cache", "package"),
     ("pipeline",),
     ("stored",),
-    ("backend", "functions", "patterns"),  # with Dynamo, without it, and for writers of passes
+    # With Dynamo, without it, for writers of passes, and for those who trace themselves.
+    ("backend", "functions", "patterns", "partitioners"),
 )
 LEAVES: Final = ("errors", "options", "torch_api")  # anyone may import them; they import each other
 DOORS: Final = ("__init__", "__main__", "cli", "debug")  # see everything; nothing else imports them
