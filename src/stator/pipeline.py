@@ -34,7 +34,7 @@ from stator.core.fallback import note_fallback
 from stator.core.fuel import Fuel
 from stator.core.torch_types import Flat
 from stator.graph.capture import graph_runner
-from stator.graph.edit import CALLERS, LIBRARYS
+from stator.graph.edit import CALLERS, PART
 from stator.graph.registry import with_registered
 from stator.graph.rules import apply_rules
 from stator.graph.run import Ctx, GraphPass, dump_graph, run_passes
@@ -60,7 +60,7 @@ from stator.rules.algebra import ALGEBRA
 from stator.rules.views import VIEWS
 from stator.runtime.dump import program_text
 from stator.runtime.fused import plan_kernels
-from stator.runtime.memory import Memory, Own, memory_text, plan_memory, predicted
+from stator.runtime.memory import Memory, Own, made_by_torch, memory_text, plan_memory, predicted
 from stator.runtime.native.executor import compile_native, load_native, native_program
 from stator.runtime.native.image import why_not_native
 from stator.runtime.native.prelude import hold_no_spare
@@ -174,19 +174,21 @@ def _planned(module: fx.GraphModule, name: str, ctx: Ctx) -> tuple[Plan, Memory,
         progress.nodes = len(plan.steps)
     memory = plan_memory(plan)
     ctx.dump.write(f"{label}_plan.txt", lambda: f"{plan}\n\n{memory_text(plan, memory)}\n")
-    held = ctx.record.held[name] = predicted(plan, memory, _dying_inputs(module.graph))
+    own = _dying_inputs(module.graph, ctx.record)
+    held = ctx.record.held[name] = predicted(plan, memory, own)
+    ctx.record.by_torch |= made_by_torch(plan)
     ctx.record.peaks[name] = held.all
     return plan, memory, label
 
 
-def _dying_inputs(graph: fx.Graph) -> dict[str, Own]:
+def _dying_inputs(graph: fx.Graph, record: Compilation) -> dict[str, Own]:
     """Inputs of a backward that nobody but the call holds."""
-    inputs = graph.find_nodes(op="placeholder")
-    own = [node for node in inputs if node.meta.get(CALLERS) is False]
-    return {
-        node.name: Own(bytes_of(node.meta.get("val")), bool(node.meta.get(LIBRARYS)))
-        for node in own
-    }
+    own = {}
+    for node in graph.find_nodes(op="placeholder"):
+        if node.meta.get(CALLERS) is False:
+            by_torch = node.meta[PART] or node.name in record.by_torch
+            own[node.name] = Own(bytes_of(node.meta.get("val")), by_torch)
+    return own
 
 
 def _executor(plan: Plan, memory: Memory, names: tuple[str, str], ctx: Ctx) -> CompiledGraph:

@@ -46,6 +46,7 @@ class Compilation:
     called: list[str] = field(default_factory=list)  # operators that are calls of torch's
     peaks: dict[str, int] = field(default_factory=dict)  # bytes that each graph holds at most
     held: dict[str, Held] = field(default_factory=dict)  # the same by where it comes from
+    by_torch: set[str] = field(default_factory=set)  # names of what library calls made themselves
     inputs: int = 0  # bytes of arguments and parameters
     outputs: int = 0  # bytes that the caller gets
     choices: Any = None  # aot.partition.report.Choices: what the backward keeps, and what else

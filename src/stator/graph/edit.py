@@ -14,7 +14,7 @@ aten = torch.ops.aten
 
 # Notes on the nodes of a backward graph.
 CALLERS: Final = "callers"  # an input that the caller holds anyway; it outlives the call
-LIBRARYS: Final = "librarys"  # an input that a library call has made, in memory of its own
+PART: Final = "part"  # an input that is one of several results of a library call
 KEPT: Final = "kept"  # computed to be kept for a while, in the place of what it is computed from
 EARLY: Final = "early"  # computed for a first time, to be forgotten and computed again later
 

@@ -98,7 +98,7 @@ def test_gradients_are_the_same_at_every_budget(budget: float, solver: str) -> N
 def test_along_the_frontier_less_memory_takes_more_time() -> None:
     line = frontier(candidates(simulator(*facts())))
 
-    assert len(line) > 2
+    assert len(line) > 1
     assert [one.peak for one in line] == sorted(one.peak for one in line)
     assert [one.time for one in line] == sorted((one.time for one in line), reverse=True)
 

@@ -24,7 +24,7 @@ from stator.aot.partition.network import Cut, Network
 from stator.aot.partition.simulate import Simulator
 from stator.aot.partition.weigh import Weight
 
-PRICES: Final = (PRICE, *(2.0**power for power in range(11)))
+PRICES: Final = (PRICE, *(PRICE * 2.0**power for power in range(1, 10)))
 FORBIDDING: Final = 2.0**24  # nothing is kept that can be computed
 THINNED: Final = (2, 3, 4, 6, 8)  # every how many-th value is kept
 MOST_WORTH: Final = 2.0**50  # of a value that cannot be computed again

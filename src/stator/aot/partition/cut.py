@@ -15,9 +15,10 @@ from stator.aot.partition.weigh import NEVER, Scales
 from stator.graph.edit import needed_by
 
 # What a byte that is kept from forward to backward costs, in bytes of traffic, if nobody asks for
-# more or less: fresh memory is dear on its own, so that of two ways as quick the smaller one wins.
-PRICE: Final = 0.25
-AGGRESSIVE: Final = 4.0  # all that our kernels compute is computed again; products are kept
+# more or less.  Measured: up to here steps take no longer than if everything is kept, as fresh
+# memory is dear on its own.
+PRICE: Final = 2.0
+AGGRESSIVE: Final = 8.0  # all that our kernels compute is computed again; products are kept
 
 
 def network_of(joint: Joint, classes: Classes, scales: Scales) -> Network:
@@ -39,7 +40,7 @@ def save_everything(network: Network) -> Cut:
         node: weight if weight.keep == NEVER or not weight.again else replace(weight, again=NEVER)
         for node, weight in network.weights.items()
     }
-    return Network(network.nodes, network.demanded, weights).cut(lambda _, weight: weight.keep)
+    return network.with_weights(weights).cut(lambda _, weight: weight.keep)
 
 
 def cut_keeping(network: Network, kept: Collection[fx.Node], price: float) -> Cut:
@@ -49,6 +50,6 @@ def cut_keeping(network: Network, kept: Collection[fx.Node], price: float) -> Cu
         node: replace(weight, again=NEVER) if node in chosen else weight
         for node, weight in network.weights.items()
     }
-    return Network(network.nodes, network.demanded, weights).cut(
+    return network.with_weights(weights).cut(
         lambda node, weight: 0 if node in chosen else weight.price(price)
     )

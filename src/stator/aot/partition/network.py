@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import Any, Final, NoReturn
 
 import numpy as np
 from torch import fx
 
-from stator.aot.partition.weigh import NEVER, Weight
+from stator.aot.partition.weigh import Weight
 from stator.errors import CompileError
 
 SOURCE: Final = 0
@@ -48,6 +48,7 @@ class Network:
     nodes: Sequence[fx.Node]  # in order: those that something the backward reads is made from
     demanded: Collection[fx.Node]  # those that it reads
     weights: dict[fx.Node, Weight]
+    ends: list[Any] = field(default_factory=list, repr=False)  # of edges: the same for every cut
 
     def cut(self, price: Callable[[fx.Node, Weight], float]) -> Cut:
         """The cheapest cut, where `price` says what keeping a value costs."""
@@ -55,8 +56,7 @@ class Network:
             return Cut((), frozenset(), 0)
         keep = [price(node, self.weights[node]) for node in self.nodes]
         again = [self.weights[node].again for node in self.nodes]
-        edges = self._edges(keep, again)
-        near_sink = _sink_side(edges, 2 * len(self.nodes) + 2)
+        near_sink = self._sink_side(keep, again)
         kept, repeated, cost = [], set(), 0.0
         for i, node in enumerate(self.nodes):
             if near_sink[_making(i)]:
@@ -67,35 +67,56 @@ class Network:
                 cost += keep[i]
         return Cut(tuple(kept), frozenset(repeated), round(cost))
 
-    def _edges(self, keep: list[float], again: list[float]) -> Any:
+    def with_weights(self, weights: dict[fx.Node, Weight]) -> Network:
+        """The same values with other costs."""
+        return Network(self.nodes, self.demanded, weights, self.ends)
+
+    def edges(self, keep: list[float], again: list[float]) -> tuple[Any, Any, Any]:
         """Tails, heads and capacities, in units that the solver can count."""
-        finite = sum(cost for cost in (*keep, *again) if cost != NEVER)
-        unit = max(1.0, finite / MOST)
+        if not self.ends:
+            self.ends.extend(self._ends())
+        costs = np.array([again, keep])
+        endless = np.isinf(costs)
+        unit = max(1.0, float(costs[~endless].sum()) / MOST)
+        finite = np.ceil(np.where(endless, 0, costs) / unit)
+        tails, heads = self.ends
+        capacities = np.full(len(tails), ENDLESS, dtype=np.int32)
+        capacities[: costs.size] = np.where(endless, ENDLESS, finite).astype(np.int32).ravel()
+        return tails, heads, capacities
 
-        def capacity(cost: float) -> int:
-            return ENDLESS if cost == NEVER else -int(-cost // unit)
-
+    def _ends(self) -> Any:
+        """Edges to make and to keep each value, then those that are never cut."""
+        count = len(self.nodes)
         place = {node: i for i, node in enumerate(self.nodes)}
-        tails, heads, capacities = [], [], []
-
-        def add(tail: int, head: int, room: int) -> None:
-            tails.append(tail)
-            heads.append(head)
-            capacities.append(room)
-
+        tails = [SOURCE] * count + [_making(i) for i in range(count)]
+        heads = [_making(i) for i in range(count)] + [_use(i) for i in range(count)]
         for i, node in enumerate(self.nodes):
-            add(SOURCE, _making(i), capacity(again[i]))
-            add(_making(i), _use(i), capacity(keep[i]))
-            for reader in node.users:
-                if reader in place:
-                    add(_use(i), _making(place[reader]), ENDLESS)
-            if node in self.demanded:
-                add(_use(i), SINK, ENDLESS)
-        edges = tuple(np.array(column, dtype=np.int64) for column in (tails, heads, capacities))
-        self._check_possible(edges)
-        return edges
+            readers = [_making(place[reader]) for reader in node.users if reader in place]
+            readers += [SINK] if node in self.demanded else []
+            tails += [_use(i)] * len(readers)
+            heads += readers
+        return np.array(tails), np.array(heads)
 
-    def _check_possible(self, edges: Any) -> None:
+    def _sink_side(self, keep: list[float], again: list[float]) -> Any:
+        """Which vertices can still reach the sink when as much flows as can."""
+        from scipy.sparse import csr_array
+        from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+
+        count = 2 * len(self.nodes) + 2
+        tails, heads, capacities = self.edges(keep, again)
+        room = csr_array((capacities, (tails, heads)), shape=(count, count))
+        found = maximum_flow(room, SOURCE, SINK)
+        if found.flow_value > MOST + len(tails):  # more than all finite edges have room for
+            self._explain((tails, heads, capacities))
+        left = (room - found.flow).astype(np.int64)
+        left.data = (left.data > 0).astype(np.int8)
+        left.eliminate_zeros()
+        reached = breadth_first_order(left.T.tocsr(), SINK, return_predecessors=False)
+        near_sink = np.zeros(count, dtype=bool)
+        near_sink[reached] = True
+        return near_sink
+
+    def _explain(self, edges: tuple[Any, Any, Any]) -> NoReturn:
         """Raise an error that names a path on which nothing can be kept nor computed again."""
         tails, heads, capacities = edges
         onward: dict[int, list[int]] = {}
@@ -110,8 +131,6 @@ class Network:
                 if there not in came:
                     came[there] = here
                     queue.append(there)
-        if SINK not in came:
-            return
         path, here = [], came[SINK]
         while here != SOURCE:
             node = self.nodes[(here - 2) // 2]
@@ -136,20 +155,3 @@ def _making(i: int) -> int:
 
 def _use(i: int) -> int:
     return 2 * i + 3
-
-
-def _sink_side(edges: Any, count: int) -> np.ndarray:
-    """Which vertices can still reach the sink when as much flows as can."""
-    from scipy.sparse import csr_array
-    from scipy.sparse.csgraph import breadth_first_order, maximum_flow
-
-    tails, heads, capacities = edges
-    room = csr_array((capacities.astype(np.int32), (tails, heads)), shape=(count, count))
-    flow = maximum_flow(room, SOURCE, SINK).flow
-    left = (room - flow).astype(np.int64)
-    left.data = (left.data > 0).astype(np.int8)
-    left.eliminate_zeros()
-    reached = breadth_first_order(left.T.tocsr(), SINK, return_predecessors=False)
-    near_sink = np.zeros(count, dtype=bool)
-    near_sink[reached] = True
-    return near_sink

@@ -18,7 +18,7 @@ from stator.aot.partition.network import Cut
 from stator.aot.partition.order import backward_order, forward_nodes
 from stator.aot.partition.weigh import bytes_of, is_generated
 from stator.aot.trace import Traced
-from stator.graph.edit import CALLERS, EARLY, KEPT, LIBRARYS, drop_unread
+from stator.graph.edit import CALLERS, EARLY, KEPT, PART, drop_unread
 
 aten = torch.ops.aten
 
@@ -132,7 +132,7 @@ def _backward(traced: Traced, joint: Joint, classes: Classes, cut: Cut) -> fx.Gr
         copies[node].meta = {
             **node.meta,
             CALLERS: node in owned and node not in joint.keepers,
-            LIBRARYS: node.target is operator.getitem and not is_generated(node),
+            PART: node.target is operator.getitem and not is_generated(node),
         }
     early: dict[fx.Node, fx.Node] = dict(copies)
     for node, is_early in backward_order(joint, classes, cut):

@@ -15,7 +15,7 @@
 @used_bytes = internal global i64 0
 @peak_bytes = internal global i64 0  ; used at once, since the last trim
 @blocks = internal global i64 0  ; made so far
-@spare = internal global i64 1  ; 0: no more is held than was used at once
+@spare = internal global i64 16777216  ; bytes that may wait beyond what was used at once
 
 declare i32 @pthread_mutex_lock(ptr) nonlazybind
 declare i32 @pthread_mutex_unlock(ptr) nonlazybind
@@ -178,8 +178,8 @@ define internal i64 @size_class(i64 %bytes, ptr %rounded) {
 
 ; Memory for at least %bytes (more than 16), from a block that waits or a new one; null: none left.
 ; A block may be up to a quarter larger than asked for.  Before a new one is made, those that wait go
-; back to the system, if all together would be twice what was ever used at once, or, under a limit,
-; more than that.
+; back to the system, if all together would be more than what was ever used at once, and some to
+; spare: under a limit, none.
 define ptr @stator_pool_take(i64 %bytes) {
 entry:
   %rounded_at = alloca i64
@@ -215,9 +215,7 @@ fresh:
   %all = add i64 %held, %rounded
   %peak = load i64, ptr @peak_bytes
   %spare = load i64, ptr @spare
-  %twice = shl i64 %peak, %spare
-  %more_room = mul i64 %spare, 67108864
-  %allowed = add i64 %twice, %more_room
+  %allowed = add i64 %peak, %spare
   %too_much = icmp ugt i64 %all, %allowed
   br i1 %too_much, label %shrink, label %map
 shrink:
