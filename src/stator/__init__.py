@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from stator.backend import compile_fx as compile_fx
     from stator.core.events import last_compilation as last_compilation
     from stator.debug.explain import explain as explain
+    from stator.debug.memory_plan import memory_plan as memory_plan
     from stator.functions import aot_function as aot_function
     from stator.functions import aot_module as aot_module
     from stator.graph.rules import Rewrite as Rewrite
@@ -38,6 +39,7 @@ _HOMES: Final[dict[str, str]] = {
     "list_options": "stator.options",
     "Rewrite": "stator.graph.rules",
     "memory": "stator.runtime.native.prelude",
+    "memory_plan": "stator.debug.memory_plan",
     "min_cut_rematerialization_partition": "stator.partitioners",
     "rule": "stator.graph.rules",
     "trim": "stator.runtime.native.prelude",

@@ -7,6 +7,8 @@ are answered by the quickest of them that fits, and more of either never takes l
 
 from __future__ import annotations
 
+import operator
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -21,8 +23,9 @@ from stator.aot.partition.network import Cut, Network
 from stator.aot.partition.profile import measured
 from stator.aot.partition.report import Choices, Point, Value
 from stator.aot.partition.simulate import Simulator
-from stator.aot.partition.weigh import Policy, Scales, Weight, bytes_of
+from stator.aot.partition.weigh import Policy, Scales, bytes_of
 from stator.errors import MemoryLimitError
+from stator.graph.verify import user_line
 
 Foresee = Callable[[Cut], int]  # the peak of a step, from finished plans
 
@@ -124,23 +127,30 @@ def _choices(simulator: Simulator, found: Sequence[Candidate], chosen: Candidate
 def _values(network: Network, cut: Cut) -> tuple[Value, ...]:
     kept = frozenset(cut.kept)
     shown = [
-        _value(node, network.weights[node], node in kept)
+        _value(node, network, node in kept)
         for node in network.nodes
         if node.op == "call_function" and (node in kept or node in cut.again)
     ]
     return tuple(sorted((value for value in shown if value.bytes), key=lambda value: -value.bytes))
 
 
-def _value(node: fx.Node, weight: Weight, saved: bool) -> Value:
-    modules = list((node.meta.get("nn_module_stack") or {}).values())
-    layer = str(modules[-1][0]) if modules else ""
-    trace = (node.meta.get("stack_trace") or "").strip().splitlines()
-    line = trace[-1].strip() if trace else ""
+def _value(node: fx.Node, network: Network, saved: bool) -> Value:
+    weight = network.weights[node]
+    again = weight.again
+    if node.target is operator.getitem:  # a part of a result comes with the whole
+        again += network.weights[node.all_input_nodes[0]].again
     would = "would cost" if saved else "costs"
-    why = f"to compute it again {would} {_words(weight.again)}, to keep it {_words(weight.keep)}"
+    why = f"to compute it again {would} {_words(again)}, to keep it {_words(weight.keep)}"
     why = f"{weight.why}; {why}" if weight.why else why
-    operator = getattr(node.target, "__name__", str(node.target))
-    return Value(node.name, operator, weight.bytes, saved, layer, line, why)
+    called = getattr(node.target, "__name__", str(node.target))
+    return Value(node.name, called, weight.bytes, saved, _layer(node), user_line(node) or "", why)
+
+
+def _layer(node: fx.Node) -> str:
+    """Where in the model the node's module is, without the names that Dynamo puts before."""
+    modules = list((node.meta.get("nn_module_stack") or {}).values())
+    path = str(modules[-1][0]) if modules else ""
+    return re.sub(r"^L\['\w+'\]\.?", "", path)
 
 
 def _words(cost: float) -> str:
