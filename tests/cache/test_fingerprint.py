@@ -248,6 +248,13 @@ OPTIONS: Final[dict[str, Any]] = {
     "verify_passes": "values",
     "skip": ("drop_noops",),
     "fuel": 3,
+    "memory_budget": 0.5,
+    "memory_limit": 1 << 30,
+    "aggressive_recomputation": True,
+    "save_policy": len,
+    "recompute_costs": "profile",
+    "knapsack": "ilp",
+    "explain_memory": True,
 }
 
 
