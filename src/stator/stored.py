@@ -28,6 +28,7 @@ from stator.core.torch_types import Flat
 from stator.errors import CompileError
 from stator.options import Options, cache_folder
 from stator.runtime.native.image import why_not_native
+from stator.runtime.native.prelude import hold_no_spare
 from stator.torch_api import (
     FakeTensorMode,
     autocast_state,
@@ -182,6 +183,8 @@ class _Late:
 
 def restored(programs: Programs, stored: StoredProgram, captured: Captured) -> Flat:
     """The program as a function, without compiling anything."""
+    if captured.options.saves_memory:
+        hold_no_spare()
     facts = stored.facts
     inputs: list[Any] = [*captured.inputs, *captured.lifted.values()]
     # Another backward may have to be traced, when inputs are gone.
