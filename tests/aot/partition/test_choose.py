@@ -62,6 +62,14 @@ def test_budget_nothing_keeps_inputs_only() -> None:
     assert all(node.op == "placeholder" for node in cut.kept)
 
 
+def test_budget_nothing_keeps_no_output_either() -> None:
+    joint = Joint.of(traced(lambda x, w: [(x @ w).exp()], leaf(8, 4), leaf(4, 4)))
+
+    cut = choose(joint, classify(joint), Wish(budget=0))
+
+    assert all(node.op == "placeholder" for node in cut.kept)
+
+
 def test_a_larger_budget_never_takes_less_memory() -> None:
     joint, classes = facts()
     simulated = simulator(joint, classes)

@@ -22,7 +22,7 @@ from stator.aot.partition.cut import PRICE, cut_at, cut_keeping
 from stator.aot.partition.knapsack import SOLVERS, Solver
 from stator.aot.partition.network import Cut, Network
 from stator.aot.partition.simulate import Simulator
-from stator.aot.partition.weigh import Weight
+from stator.aot.partition.weigh import Weight, bytes_of
 
 PRICES: Final = (PRICE, *(PRICE * 2.0**power for power in range(1, 10)))
 FORBIDDING: Final = 2.0**24  # nothing is kept that can be computed
@@ -68,7 +68,7 @@ class _Search:
             self._add(cut, f"a byte kept costs {price:g} bytes moved")
         self._between(by_price)
         thin = min(self.found.values(), key=lambda found: (found.peak, found.saved)).cut
-        nothing = cut_at(self.network, FORBIDDING)
+        nothing = self.network.cut(_inputs_only)
         self._add(nothing, "what is given alone")
         self._thinned(_own(self.network, thin), "of the thinnest cut", nothing)
         self._thinned(self.simulator.separators(), "that separate parts", nothing)
@@ -129,6 +129,13 @@ def _key(cut: Cut) -> Hashable:
 def _own(network: Network, cut: Cut) -> list[fx.Node]:
     """What a cut keeps that costs memory, sizes aside."""
     return [node for node in cut.kept if network.weights[node].bytes > 64]
+
+
+def _inputs_only(node: fx.Node, weight: Weight) -> float:
+    """A price at which nothing is kept that can be computed, not even what the caller gets."""
+    if node.op == "placeholder":
+        return weight.price(FORBIDDING)
+    return weight.keep + FORBIDDING * max(weight.bytes, bytes_of(node.meta.get("val")))
 
 
 def _split_price(network: Network, prices: tuple[float, float], share: float) -> Cut:

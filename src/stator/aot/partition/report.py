@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Point:
     """One way to cut a program in two."""
 
-    saved: int  # bytes that the backward keeps of the forward, beyond the caller's own tensors
+    saved: int  # bytes that the backward keeps of the forward, beyond inputs
     peak: int  # bytes that a step holds at most, inputs and gradients included
     time: float  # of a step, against the quickest cut's
     label: str  # how it was found, in words

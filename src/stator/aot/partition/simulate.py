@@ -102,8 +102,11 @@ class Simulator:
         return [node for node in found if node in self.network.weights]
 
     def saved(self, cut: Cut) -> int:
-        """Bytes that live from the forward to the backward because of the cut."""
-        return sum(self.network.weights[node].bytes for node in cut.kept)
+        """Bytes that the backward gets of the forward, inputs aside that are there anyway."""
+        weights = self.network.weights
+        given = sum(weights[node].bytes for node in cut.kept if node.op == "placeholder")
+        made = [node for node in cut.kept if node.op != "placeholder"]
+        return given + sum(bytes_of(node.meta.get("val")) for node in made)
 
     def extra(self, cut: Cut) -> float:
         """What keeping and computing again costs, in bytes of traffic."""
