@@ -45,7 +45,7 @@ class Candidate:
 
 def candidates(simulator: Simulator, budget: float = 1.0, solver: str = "dp") -> list[Candidate]:
     """Every cut that is looked at, the default one first; one comes close to `budget`."""
-    search = _Search(simulator)
+    search = _Search(simulator, budget)
     search.run()
     if budget < 1:
         search.fill(budget, SOLVERS[solver])
@@ -55,8 +55,9 @@ def candidates(simulator: Simulator, budget: float = 1.0, solver: str = "dp") ->
 class _Search:
     """Cuts by what they keep, each foreseen once."""
 
-    def __init__(self, simulator: Simulator) -> None:
+    def __init__(self, simulator: Simulator, budget: float) -> None:
         self.simulator = simulator
+        self.budget = budget  # cuts between two prices that are beyond it are not looked at
         self.network = simulator.network
         self.base = simulator.base()
         self.found: dict[Hashable, Candidate] = {}
@@ -66,8 +67,8 @@ class _Search:
         by_price = [(price, cut_at(self.network, price)) for price in PRICES]
         for price, cut in by_price:
             self._add(cut, f"a byte kept costs {price:g} bytes moved")
-        self._between(by_price)
         thin = min(self.found.values(), key=lambda found: (found.peak, found.saved)).cut
+        self._between(by_price)
         nothing = self.network.cut(_inputs_only)
         self._add(nothing, "what is given alone")
         self._thinned(_own(self.network, thin), "of the thinnest cut", nothing)
@@ -87,18 +88,19 @@ class _Search:
 
     def fill(self, budget: float, solve: Solver) -> None:
         """A cut that uses a budget up: of what the next larger one keeps, as much as fits."""
-        by_price = [self.found[_key(cut_at(self.network, price))] for price in PRICES]
-        room = int(budget * by_price[0].saved)
-        below = next((one for one in by_price if one.saved <= room), None)
-        if below is None or below is by_price[0]:
+        by_price = [cut_at(self.network, price) for price in PRICES]
+        saved = [self.simulator.saved(cut) for cut in by_price]
+        room = int(budget * saved[0])
+        place = next((i for i, size in enumerate(saved) if size <= room), 0)
+        if not place:
             return
-        above = by_price[by_price.index(below) - 1]
-        items = [node for node in above.cut.kept if node not in below.cut.kept]
+        above, below = by_price[place - 1 : place + 1]
+        items = [node for node in above.kept if node not in below.kept]
         weights = [self.network.weights[node] for node in items]
         worths = [min(weight.again, MOST_WORTH) for weight in weights]
-        chosen = solve([weight.bytes for weight in weights], worths, room - below.saved)
-        kept = {*below.cut.kept, *(items[place] for place in chosen)}
-        price = PRICES[by_price.index(below)]
+        chosen = solve([weight.bytes for weight in weights], worths, room - saved[place])
+        kept = {*below.kept, *(items[place] for place in chosen)}
+        price = PRICES[place]
         self._add(
             cut_keeping(self.network, kept, price), f"as much as a budget of {budget:g} holds"
         )
@@ -112,14 +114,18 @@ class _Search:
             parts = min(-(-gap * STEPS // most), STEPS)
             for part in range(1, parts):
                 label = f"{high:g} for the first {part} of {parts} parts, {low:g} for the rest"
-                self._add(_split_price(self.network, (high, low), part / parts), label)
+                cut = _split_price(self.network, (high, low), part / parts)
+                if self.budget >= 1 or simulator.saved(cut) <= self.budget * most:
+                    self._add(cut, label)
 
     def _add(self, cut: Cut, label: str) -> None:
         key = _key(cut)
-        if key not in self.found:
-            seen = self.simulator.peak(cut)
-            saved, time = self.simulator.saved(cut), self.base + self.simulator.extra(cut)
-            self.found[key] = Candidate(cut, label, saved, seen.peak, time, seen.holders)
+        if key in self.found:
+            return
+        saved = self.simulator.saved(cut)
+        seen = self.simulator.peak(cut)
+        time = self.base + self.simulator.extra(cut)
+        self.found[key] = Candidate(cut, label, saved, seen.peak, time, seen.holders)
 
 
 def _key(cut: Cut) -> Hashable:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from torch import fx
 
@@ -11,8 +11,18 @@ from stator.aot.partition.joint import Joint
 from stator.aot.partition.network import Cut
 from stator.graph.edit import needed_by
 
+Sources = Callable[[fx.Node], Collection[fx.Node]]
 
-def backward_order(joint: Joint, classes: Classes, cut: Cut) -> Iterator[tuple[fx.Node, bool]]:
+
+def sources_of(node: fx.Node) -> Collection[fx.Node]:
+    """What a node reads."""
+    found: list[fx.Node] = node.all_input_nodes
+    return found
+
+
+def backward_order(
+    joint: Joint, classes: Classes, cut: Cut, sources: Sources = sources_of
+) -> Iterator[tuple[fx.Node, bool]]:
     """Nodes to run, each with whether that is its first run of two, which leaves the relays."""
     if cut.relays:
         kept = frozenset(cut.kept)
@@ -22,13 +32,13 @@ def backward_order(joint: Joint, classes: Classes, cut: Cut) -> Iterator[tuple[f
     for node in classes.backward:
         if node in classes.movable:  # the forward has computed it, or it comes where it is read
             continue
-        for source in _again_before(node.all_input_nodes, cut.again, done):
+        for source in _again_before(sources(node), cut.again, done, sources):
             yield source, False
         done.add(node)
         yield node, False
     for grad in joint.grads:
         if isinstance(grad, fx.Node):
-            for source in _again_before([grad], cut.again, done):
+            for source in _again_before([grad], cut.again, done, sources):
                 yield source, False
 
 
@@ -50,7 +60,7 @@ def _needed_without(roots: Collection[fx.Node], stops: frozenset[fx.Node]) -> se
 
 
 def _again_before(
-    wanted: Collection[fx.Node], again: Collection[fx.Node], done: set[fx.Node]
+    wanted: Collection[fx.Node], again: Collection[fx.Node], done: set[fx.Node], sources: Sources
 ) -> Iterator[fx.Node]:
     """What has to be computed again for `wanted`, sources first: late, so that it lives shortly."""
     stack = [(node, False) for node in wanted]
@@ -63,4 +73,4 @@ def _again_before(
             yield node
         else:
             stack.append((node, True))
-            stack += [(source, False) for source in node.all_input_nodes]
+            stack += [(source, False) for source in sources(node)]

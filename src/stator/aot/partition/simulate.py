@@ -47,9 +47,15 @@ class Simulator:
     network: Network
     sizes: dict[fx.Node, int] = field(default_factory=dict)  # bytes of what has memory of its own
     brief: set[fx.Node] = field(default_factory=set)  # values that only kernels make and read
+    # What every cut asks of every node, found once.
+    sources: dict[fx.Node, list[fx.Node]] = field(default_factory=dict)
+    called: set[fx.Node] = field(default_factory=set)  # by libraries
 
     def __post_init__(self) -> None:
         for node in self.joint.graph.nodes:
+            self.sources[node] = node.all_input_nodes
+            if not is_generated(node):
+                self.called.add(node)
             if _is_made(node):
                 self.sizes[node] = bytes_of(node.meta.get("val"))
                 if _is_brief(node):
@@ -72,7 +78,7 @@ class Simulator:
             node for node in dict.fromkeys((*kept, *self.joint.tangents)) if node not in steady
         ]
         grads = [grad for grad in self.joint.grads if isinstance(grad, fx.Node)]
-        runs = list(backward_order(self.joint, self.classes, cut))
+        runs = self.order(cut)
         half = _Half(runs, [*given, *steady], self)
         second = half.peak(grads, given)
         base = sum(steady.values())
@@ -80,6 +86,10 @@ class Simulator:
         if at_first + first.peak > base + second.peak:
             return _with_inputs(first, at_first)
         return _with_inputs(second, base)
+
+    def order(self, cut: Cut) -> list[Run]:
+        """What the backward runs."""
+        return list(backward_order(self.joint, self.classes, cut, self.sources.__getitem__))
 
     def separators(self) -> list[fx.Node]:
         """Values that, once they are made, are all that the rest of the forward reads of what was.
@@ -111,7 +121,7 @@ class Simulator:
     def extra(self, cut: Cut) -> float:
         """What keeping and computing again costs, in bytes of traffic."""
         weights = self.network.weights
-        twice = [node for node, early in backward_order(self.joint, self.classes, cut) if early]
+        twice = [node for node, early in self.order(cut) if early] if cut.relays else []
         return (
             sum(weights[node].keep for node in cut.kept)
             + sum(weights[node].again for node in cut.again)
@@ -153,7 +163,7 @@ class _Half:
         last: dict[Run, int] = {}
         rounds: dict[fx.Node, bool] = {}  # whether what is there is from a first run
         for place, (node, early) in enumerate(self.runs):
-            for source in node.all_input_nodes:
+            for source in self.simulator.sources[node]:
                 memory = self.base(source)
                 last[memory, rounds.get(memory, False)] = place
             rounds[node] = early
@@ -166,7 +176,8 @@ class _Half:
         dying: dict[int, list[Run]] = {}
         for run, place in last.items():
             dying.setdefault(place, []).append(run)
-        calls = list(accumulate(int(not is_generated(node)) for node, _ in self.runs))
+        called = self.simulator.called
+        calls = list(accumulate(int(node in called) for node, _ in self.runs))
         calls.append(len(calls) + 1)  # behind the last
         held = most = sum(alive.values())
         snapshot = dict(alive)
