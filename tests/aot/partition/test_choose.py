@@ -187,11 +187,14 @@ def test_costs_can_be_measured() -> None:
     assert kept_bytes(joint, cut) <= kept_bytes(joint, choose(joint, classes, Wish()))
 
 
-def test_the_report_has_the_curve_and_every_value() -> None:
+@pytest.mark.parametrize("aggressive", [False, True])
+def test_the_report_has_the_curve_and_every_value(aggressive: bool) -> None:
     joint, classes = facts()
     seen: list[Choices] = []
 
-    cut = choose(joint, classes, Wish(report=seen.append))
+    cut = choose(joint, classes, Wish(aggressive=aggressive, report=seen.append))
+
+    assert cut == choose(joint, classes, Wish(aggressive=aggressive)), "asking changes the answer"
 
     (choices,) = seen
     assert choices.inputs == sum(bytes_of(node.meta["val"]) for node in joint.primals)

@@ -52,6 +52,13 @@ def candidates(simulator: Simulator, budget: float = 1.0, solver: str = "dp") ->
     return list(search.found.values())
 
 
+def foreseen(simulator: Simulator, cut: Cut, label: str, base: float | None = None) -> Candidate:
+    """A cut with what a step under it would take; `base` is what any cut costs, if it is known."""
+    seen = simulator.peak(cut)
+    time = (simulator.base() if base is None else base) + simulator.extra(cut)
+    return Candidate(cut, label, simulator.saved(cut), seen.peak, time, seen.holders)
+
+
 class _Search:
     """Cuts by what they keep, each foreseen once."""
 
@@ -122,10 +129,7 @@ class _Search:
         key = _key(cut)
         if key in self.found:
             return
-        saved = self.simulator.saved(cut)
-        seen = self.simulator.peak(cut)
-        time = self.base + self.simulator.extra(cut)
-        self.found[key] = Candidate(cut, label, saved, seen.peak, time, seen.holders)
+        self.found[key] = foreseen(self.simulator, cut, label, self.base)
 
 
 def _key(cut: Cut) -> Hashable:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from torch import fx
 
-from stator.aot.partition.candidates import Candidate, candidates
+from stator.aot.partition.candidates import Candidate, candidates, foreseen
 from stator.aot.partition.classify import Classes
 from stator.aot.partition.cut import AGGRESSIVE, PRICE, cut_at, network_of, save_everything
 from stator.aot.partition.joint import Joint
@@ -55,8 +55,12 @@ def choose(joint: Joint, classes: Classes, wish: Wish, foresee: Foresee | None =
     network = network_of(joint, classes, scales)
     if not wish.kernels:
         return save_everything(network)
+    usual = cut_at(network, AGGRESSIVE if wish.aggressive else PRICE)
     if wish.budget >= 1 and wish.limit is None and wish.report is None:
-        return cut_at(network, AGGRESSIVE if wish.aggressive else PRICE)
+        return usual
+    # Whoever asks for a curve sees what budgets and limits would do, which trust the caller.
+    if not scales.trusts_caller:
+        network = network_of(joint, classes, replace(scales, trusts_caller=True))
     simulator = Simulator(joint, classes, network)
     found = candidates(simulator, wish.budget, wish.knapsack)
     if wish.limit is not None:
@@ -64,7 +68,7 @@ def choose(joint: Joint, classes: Classes, wish: Wish, foresee: Foresee | None =
     elif wish.budget < 1:
         chosen = _within_budget(found, wish.budget)
     else:
-        chosen = found[0]
+        chosen = foreseen(simulator, usual, "the default")
     if wish.report is not None:
         wish.report(_choices(simulator, found, chosen))
     return chosen.cut
@@ -111,14 +115,15 @@ def _within_limit(found: Sequence[Candidate], limit: int, foresee: Foresee | Non
 
 
 def _choices(simulator: Simulator, found: Sequence[Candidate], chosen: Candidate) -> Choices:
-    line = frontier(found)
-    quickest = min(one.time for one in found)
-    points = {id(one): Point(one.saved, one.peak, one.time / quickest, one.label) for one in found}
+    line = frontier([*found, chosen])
+    quickest = min(one.time for one in [*found, chosen])
+    shown = line if chosen in line else sorted([*line, chosen], key=lambda one: one.peak)
+    points = [Point(one.saved, one.peak, one.time / quickest, one.label) for one in shown]
     held = tuple(f"{name}: {size} bytes" for name, size in line[0].holders[:SHOWN] if size)
     return Choices(
         sum(bytes_of(node.meta.get("val")) for node in simulator.joint.primals),
-        tuple(points[id(one)] for one in line),
-        points[id(chosen)],
+        tuple(points),
+        points[shown.index(chosen)],
         _values(simulator.network, chosen.cut),
         held,
     )
