@@ -248,13 +248,8 @@ OPTIONS: Final[dict[str, Any]] = {
     "verify_passes": "values",
     "skip": ("drop_noops",),
     "fuel": 3,
-    "memory_budget": 0.5,
-    "memory_limit": 1 << 30,
-    "aggressive_recomputation": True,
-    "save_policy": len,
-    "recompute_costs": "profile",
-    "knapsack": "ilp",
-    "explain_memory": True,
+    **{"memory_budget": 0.5, "memory_limit": 1 << 30, "save_policy": len, "knapsack": "ilp"},
+    **{"aggressive_recomputation": True, "recompute_costs": "profile", "explain_memory": True},
 }
 
 
