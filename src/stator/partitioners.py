@@ -1,9 +1,6 @@
 """Our cut of a joint graph, for those who trace it themselves.
 
-    from torch._functorch.aot_autograd import aot_function
-
-    aot_function(program, compiler, partition_fn=stator.min_cut_rematerialization_partition)
-
+It serves as `partition_fn` of PyTorch's own `aot_function`.
 Names, arguments and results are those of PyTorch's partitioner: a joint graph has placeholders of
 primals and of tangents, and returns what the forward does, then the gradients.
 
