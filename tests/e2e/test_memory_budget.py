@@ -126,7 +126,7 @@ def test_a_limit_that_cannot_be_met_says_what_can() -> None:
     with pytest.raises(Exception, match="a step takes at least") as caught:
         call(x)
 
-    assert isinstance(caught.value.__cause__ or caught.value, MemoryLimitError | Exception)
+    assert MemoryLimitError.__name__ in str(caught.value)
     assert "memory_limit is 1048576 bytes" in str(caught.value)
 
 
