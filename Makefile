@@ -6,8 +6,9 @@ STAMP := $(VENV)/.installed
 TORCH := torch>=2.11,<2.14
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := src tests benchmarks examples docs
-# Two workers on two cores: one thread each, or they fight.
-WORKERS := -n 2
+# Two workers on two cores: one thread each, or they fight.  Each begins with one half, so that a
+# file's tests share what they build, and takes from the other's when its own is done.
+WORKERS := -n 2 --dist worksteal
 # What torch alone runs is tried on the parts that ask most of it.
 FEW := tests/aot/test_alias.py tests/aot/test_mutation.py tests/aot/test_random.py
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1

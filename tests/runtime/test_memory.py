@@ -101,7 +101,9 @@ class Draw:
         source = self.recent()
         root = self.drawn.roots[source.name]
         call = Call(name, aten.alias.default, (source,), {})
-        self.steps.append(View(call, replace(self.drawn.rooms[root], name=name), Index.of(0)))
+        self.steps.append(
+            View(source.name, replace(self.drawn.rooms[root], name=name), Index.of(0), call)
+        )
         self.drawn.roots[name] = root
 
     def call(self, name: str, escapes: bool) -> None:
@@ -320,9 +322,10 @@ def test_a_source_of_a_returned_view_is_outside() -> None:
     (room,) = launch("v1", "x").allocations
     views = [
         View(
-            Call(name, aten.alias.default, (node(source),), {}),
+            source,
             replace(room, name=name),
             Index.of(0),
+            Call(name, aten.alias.default, (node(source),), {}),
         )
         for name, source in (("v2", "v1"), ("v3", "v2"))
     ]

@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from tests.style.tree import PACKAGE
@@ -46,8 +47,14 @@ def absolute(node: ast.ImportFrom, module: str) -> str:
     return ".".join([*parents, node.module] if node.module else parents)
 
 
-def references(tree: ast.Module, module: str) -> Iterator[Reference]:
-    """Every dotted name the file reaches: by import, by attribute, or by a constant getattr."""
+@cache
+def references(tree: ast.Module, module: str) -> tuple[Reference, ...]:
+    """Every dotted name the file reaches; found once, since several tests look at them."""
+    return tuple(_references(tree, module))
+
+
+def _references(tree: ast.Module, module: str) -> Iterator[Reference]:
+    """By import, by attribute, or by a constant getattr."""
     bound: dict[str, str] = {}
     for local, reference in imported(tree, module):
         yield reference
@@ -76,8 +83,13 @@ def dotted(node: ast.AST) -> str:
     return f"{owner}.{attribute}" if owner else ""
 
 
-def strings(tree: ast.Module) -> Iterator[Reference]:
-    """Every string constant that is not a docstring."""
+@cache
+def strings(tree: ast.Module) -> tuple[Reference, ...]:
+    """Every string constant that is not a docstring; found once, as references are."""
+    return tuple(_strings(tree))
+
+
+def _strings(tree: ast.Module) -> Iterator[Reference]:
     documentation = {
         id(node.value)
         for node in ast.walk(tree)

@@ -43,7 +43,9 @@ def on_the_cpu(call: Call, node: fx.Node, sizes: Sizes) -> Call:
 def view_of(call: Call, node: fx.Node, sizes: Sizes) -> View | None:
     """`call` as nothing but another look at its first argument's memory; None if it is more."""
     made = node.meta.get("val")
-    source = node.args[0].meta.get("val") if node.args and isinstance(node.args[0], fx.Node) else 0
+    if not node.args or not isinstance(node.args[0], fx.Node):
+        return None
+    source = node.args[0].meta.get("val")
     if call.target not in _VIEWS or not (_is_plain(made) and _is_plain(source)):
         return None
     if not isinstance(made, torch.Tensor) or not isinstance(source, torch.Tensor):
@@ -54,7 +56,8 @@ def view_of(call: Call, node: fx.Node, sizes: Sizes) -> View | None:
         return None
     if made.dtype not in TORCH_DTYPES or _layout(source, sizes) is None:
         return None
-    return View(call, Allocation(call.name, *layout, made.dtype), start)
+    view = Allocation(call.name, *layout, made.dtype)
+    return View(node.args[0].name, view, start, call)
 
 
 def _start(call: Call, source: torch.Tensor, sizes: Sizes) -> Index | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import fx
@@ -45,6 +45,7 @@ from stator.schedule.build import build_kernel
 from stator.schedule.canonical import Canonical, canonical
 from stator.schedule.fuse import Group, fuse
 from stator.schedule.in_place import update_in_place
+from stator.schedule.overwrite import overwrite_dying
 from stator.torch_api import OpOverload
 
 
@@ -70,20 +71,24 @@ def plan_kernels(module: fx.GraphModule, record: Compilation, name: str, dump: D
         if group.alone is None or isinstance(group.alone, Scatter)
     }
     updates = update_in_place(fused.groups, kernels, lowering.sizes, returned)
-    nameless = [canonical(kernel) for kernel in updates.kernels.values()]
-    dump.write(f"{name}_kernels.txt", lambda: kernels_text(list(updates.kernels.values())))
+    over = overwrite_dying(fused.groups, updates.kernels, lowering.sizes, updates.targets, returned)
+    nameless = [canonical(kernel) for kernel in over.kernels.values()]
+    dump.write(f"{name}_kernels.txt", lambda: kernels_text(list(over.kernels.values())))
+    targets = {**updates.targets, **over.targets}
     launches = {
-        group: _launch(group, kernel, found, updates.targets)
-        for (group, kernel), found in zip(updates.kernels.items(), nameless, strict=True)
+        group: _launch(group, kernel, found, targets)
+        for (group, kernel), found in zip(over.kernels.items(), nameless, strict=True)
     }
-    steps = join_launches(
-        [
-            launches.get(group) or _alone(module, group, lowering.sizes)
-            for group in fused.groups
-            if group not in updates.copies
-        ],
-        lowering.sizes.hint,
-    )
+    in_order = [
+        step
+        for group in fused.groups
+        if group not in updates.copies
+        for step in (
+            launches.get(group) or _alone(module, group, lowering.sizes),
+            *_renamed(group, over.targets),
+        )
+    ]
+    steps = join_launches(in_order, lowering.sizes.hint)
     # Before it is compiled: what LLVM refuses can be read.
     dump.write(f"{name}.ll", lambda: llvm_text(steps))
     dump.write(f"{name}.s", lambda: assembly_text(steps))
@@ -152,6 +157,14 @@ def _launch(group: Group, kernel: Kernel, found: Canonical, targets: Mapping[str
     names = tuple(targets.get(buffer.name, buffer.name) for buffer in found.buffers)
     stored = tuple(targets[m.name] for m in group.members if m.name in targets)
     return Launch(kernel, found.kernel, names, found.sizes, allocations, work, stored)
+
+
+def _renamed(group: Group, targets: Mapping[str, str]) -> Iterator[View]:
+    """Results of a kernel that lie in the memory of what it read, under their own names."""
+    for member in group.members:
+        if member.name in targets:
+            made = Allocation(member.name, member.size, member.stride, _torch_dtype(member))
+            yield View(targets[member.name], made, Index.of(0))
 
 
 def _alone(module: fx.GraphModule, group: Group, sizes: Sizes) -> Step:

@@ -84,16 +84,12 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Look at a tensor's memory in another way.  Text form: `y = aten.t.default(x)`."""
+    """Look at a tensor's memory in another way.  Text form: `y = aten.t.default(x)`, `y is x`."""
 
-    call: Call  # the operator that would do it
-    made: Allocation  # whose memory is the source's
+    source: str  # the tensor whose memory it is
+    made: Allocation
     offset: Index  # from the source's first element, in elements
-
-    @property
-    def source(self) -> str:
-        """The tensor whose memory it is."""
-        return str(self.call.args[0].name)
+    call: Call | None = None  # the operator that would do it; None: a kernel stored over the source
 
     @property
     def makes(self) -> tuple[str, ...]:
@@ -103,7 +99,7 @@ class View:
     @property
     def takes(self) -> tuple[str, ...]:
         """Names it reads."""
-        return self.call.takes
+        return (self.source,) if self.call is None else self.call.takes
 
     @property
     def writes(self) -> tuple[str, ...]:
@@ -111,7 +107,7 @@ class View:
         return ()
 
     def __str__(self) -> str:
-        return str(self.call)
+        return f"{self.made.name} is {self.source}" if self.call is None else str(self.call)
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ def _step(source: Source, plan: Plan, step: Step, settled: set[str]) -> None:
                 _allocate(source, step.out)
             source.add(f"{step.name} = {_call(source, step)}")
         case View():
-            source.add(f"{step.made.name} = {_call(source, step.call)}")
+            source.add(f"{step.made.name} = {_view(source, step)}")
         case Constant():
             source.add(f"{step.name} = {source.bind(step.value, 'constant')}")
         case Number():
@@ -98,7 +98,8 @@ def _prepare(source: Source, plan: Plan, step: Launch, settled: set[str]) -> Non
         if name in plan.layouts and name not in settled:
             settled.add(name)
             stride, dtype = _tuple(plan.layouts[name][0]), source.literal(plan.layouts[name][1])
-            fix = source.bind(refuse if name in step.writes else as_planned, "as_planned")
+            is_callers = name in step.writes and name in plan.inputs
+            fix = source.bind(refuse if is_callers else as_planned, "as_planned")
             source.add(f"if {name}.stride() != {stride} or {name}.dtype is not {dtype}:")
             source.add(f"{name} = {fix}({name}, {stride}, {dtype})", 2)
     for made in step.allocations:
@@ -125,6 +126,12 @@ def _threads(work: Index, all_of_them: str) -> str:
 
 def _tuple(sizes: tuple[Index, ...]) -> str:
     return f"({''.join(f'{size}, ' for size in sizes)})"
+
+
+def _view(source: Source, view: View) -> str:
+    if view.call is not None:
+        return _call(source, view.call)
+    return f"{view.source}.as_strided({_tuple(view.made.size)}, {_tuple(view.made.stride)})"
 
 
 def _call(source: Source, call: Call) -> str:

@@ -216,14 +216,16 @@ def test_an_input_that_is_stored_into_must_lie_as_planned() -> None:
 
 def view_plan() -> Plan:
     """Rows 1 to 3 of x * -1, transposed, then negated again."""
-    rows = View(call("rows", aten.slice.Tensor, "a", 0, 1, 3), room("rows", 2, 10), Index.of(10))
+    rows = View(
+        "a", room("rows", 2, 10), Index.of(10), call("rows", aten.slice.Tensor, "a", 0, 1, 3)
+    )
     turned = Allocation(
         "turned", (Index.of(10), Index.of(2)), (Index.of(1), Index.of(10)), torch.float32
     )
     steps: tuple[Step, ...] = (
         launch("a", "x", size=(4, 10)),
         rows,
-        View(call("turned", aten.t.default, "rows"), turned, Index.of(0)),
+        View("rows", turned, Index.of(0), call("turned", aten.t.default, "rows")),
         launch("b", "x", size=(4, 10)),
         call("product", aten.mm.default, "rows", "turned"),
         launch("c", "rows", size=(2, 10)),

@@ -120,7 +120,7 @@ EXAMPLES: Final[dict[str, tuple[Any, ...]]] = {
 def declared_for(op: Any, which: int) -> tuple[str, ...]:
     """How the host program declares the function that does `op`, for some choice of arguments."""
     frame = Frame()
-    values = Values(frame, {}, frozenset())
+    values = Values(frame, {}, frozenset(), frozenset())
     calls = Calls(frame, values)
     graph = fx.Graph()
     given = []
@@ -182,7 +182,7 @@ def test_host_programs_declare_torch_s_functions_as_they_are() -> None:
     made = plan(
         "x",
         launch("a", "x", size=size),
-        View(Call("b", aten.alias.default, (a,), {}), room, room.elements * 0),
+        View("a", room, room.elements * 0, Call("b", aten.alias.default, (a,), {})),
         Call("c", aten.sort.default, (b,), {}, symbol="aoti_torch_cpu_sort"),
         Call("d", operator.getitem, (c, 0), {}),
         launch("e", "d", size=size),

@@ -75,7 +75,7 @@ class _Host:
 
     def __post_init__(self) -> None:
         written = frozenset(name for step in self.plan.steps for name in step.writes)
-        self.values = Values(self.frame, self.plan.layouts, written)
+        self.values = Values(self.frame, self.plan.layouts, written, frozenset(self.plan.inputs))
         self.calls = Calls(self.frame, self.values)
 
     def write(self) -> HostProgram:

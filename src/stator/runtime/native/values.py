@@ -78,6 +78,7 @@ class Values:
     frame: Frame
     layouts: Layouts  # of tensors that kernels rely on
     written: frozenset[str]  # that some kernel stores into
+    callers: frozenset[str]  # inputs: what is written of these cannot be replaced
     places: dict[str, Place] = field(default_factory=dict)
     addresses: dict[str, str] = field(default_factory=dict)  # of data
     tuples: dict[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict)
@@ -193,7 +194,7 @@ class Values:
         frame, place = self.frame, self.places[name]
         assert isinstance(place, Object), "it was looked at before"
         stride, dtype = self.layouts[name]
-        fix = refuse if name in self.written else as_planned
+        fix = refuse if name in self.written & self.callers else as_planned
         mends = (fix, self._known(stride), dtype)
         code = frame.call(
             "i32",
@@ -219,7 +220,7 @@ class Values:
         """Put a copy of a tensor that lies otherwise in its place; what is written to may not."""
         frame = self.frame
         stride, dtype = self.layouts[name]
-        fix = refuse if name in self.written else as_planned
+        fix = refuse if name in self.written & self.callers else as_planned
         given = [self.object(name), self.sizes(stride), self.fixed(dtype)]
         fresh = self.call_object(self.fixed(fix), given)
         match self.places[name]:

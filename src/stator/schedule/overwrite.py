@@ -1,0 +1,189 @@
+"""Results in the memory of what they are made of, where nobody reads that any more.
+
+before: y = convolution(x, w);  z = kernel_0(z, y)
+after:  y = convolution(x, w);  kernel_0(y);  z is y     which shares y: loads come before stores
+
+It saves memory, and time: a line of the cache that was read is written, and no other one.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import fx
+
+from stator.loops.access import nodes
+from stator.loops.index import Axis, Index, Leaf
+from stator.loops.ir import Buffer, Kernel, Load, Stage, Store
+from stator.loops.values import product
+from stator.lower.items import Compute, Extern
+from stator.lower.sizes import Sizes
+from stator.lower.tensors import extent, layout_of
+from stator.schedule.fuse import Group
+from stator.torch_api import keeps_nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Overwriting:
+    """Kernels that store into the memory of what they read last."""
+
+    kernels: Mapping[Group, Kernel]
+    targets: Mapping[str, str]  # name of a result -> name of the value whose memory it takes
+
+
+def overwrite_dying(
+    groups: Sequence[Group],
+    kernels: Mapping[Group, Kernel],
+    sizes: Sizes,
+    taken: Mapping[str, str],
+    returned: set[str],
+) -> Overwriting:
+    """Let kernels store over values of the graph's own that they are the last to read.
+
+    `taken` are results that are stored into inputs; `returned` are the names of outputs.
+    """
+    own = _Own(groups, sizes, {*taken, *returned})
+    found, targets = dict(kernels), dict[str, str]()
+    for number, group in enumerate(groups):
+        if group not in kernels or group.alone is not None:
+            continue
+        for member in group.members:
+            if member.name in taken or member.buffer not in found[group].written:
+                continue
+            for name in own.dying(number, member):
+                shared = _sharing(found[group], member.buffer, name)
+                if shared is not None:
+                    found[group], targets[member.name] = shared, name
+                    own.gone.add(name)
+                    break
+    return Overwriting(found, targets)
+
+
+class _Own:
+    """Values that the graph makes for itself, and who reads them last."""
+
+    def __init__(self, groups: Sequence[Group], sizes: Sizes, outside: set[str]) -> None:
+        self.groups = groups
+        self.last: dict[str, int] = {}
+        self.totals: dict[str, Index] = {}  # elements of those that may be stored over
+        self.gone: set[str] = set()
+        for number, group in enumerate(groups):
+            self.last.update(dict.fromkeys(group.reads, number))
+            self.totals |= dict(_fresh(group, sizes))
+        for name in {*outside, *_looked_at(groups)}:
+            self.totals.pop(name, None)
+
+    def dying(self, number: int, member: Compute) -> list[str]:
+        """Values as large as the member's that nobody reads behind its group, in order."""
+        made_here = {other.name for other in self.groups[number].members}
+        return sorted(
+            name
+            for name in self.groups[number].reads - made_here
+            if self.last[name] == number
+            and name not in self.gone
+            and self.totals.get(name) is member.total
+        )
+
+
+def _fresh(group: Group, sizes: Sizes) -> Iterator[tuple[str, Index]]:
+    """Names and elements of the new tensors without gaps that a group makes."""
+    for member in group.members:
+        if extent(member.size, member.stride) is member.total:
+            yield member.name, member.total
+    made = _result(group.alone.node) if isinstance(group.alone, Extern) else None
+    if made is None or any(sizes.index(n) is None for n in (*made.size(), *made.stride())):
+        return
+    size, stride = layout_of(made, sizes)
+    if group.alone is not None and extent(size, stride) is product(size):
+        yield group.alone.name, product(size)
+
+
+def _result(node: fx.Node) -> torch.Tensor | None:
+    """What a call returns in memory of its own, or a part of that."""
+    source = node.args[0] if node.target is operator.getitem else node
+    made = node.meta.get("val")
+    plain = isinstance(made, torch.Tensor) and made.layout is torch.strided
+    if not plain or not isinstance(source, fx.Node) or not keeps_nothing(source.target):
+        return None
+    if source is not node and sum(user.args[1] == node.args[1] for user in source.users) != 1:
+        return None  # the same tensor has two names
+    return made
+
+
+def _looked_at(groups: Sequence[Group]) -> set[str]:
+    """Values whose memory has a second name, or is kept by somebody."""
+    found = set()
+    for group in groups:
+        match group.alone:
+            case Extern(node=node) if node.target is not operator.getitem:
+                if not keeps_nothing(node.target):
+                    found |= {source.name for source in node.all_input_nodes}
+            case None | Extern():
+                pass
+            case other:
+                found |= {*other.reads, other.name}
+    return found
+
+
+def _sharing(kernel: Kernel, result: Buffer, name: str) -> Kernel | None:
+    """The kernel with `result` in the memory of `name`; None if it would read too late."""
+    homes = [number for number, stage in enumerate(kernel.stages) if _stores(stage, result)]
+    if len(homes) != 1 or any(stage.in_order for stage in kernel.stages):
+        return None
+    home = kernel.stages[homes[0]]
+    store, *others = _stores(home, result)
+    if others or store.combine is not None:
+        return None
+    loads = [(stage, load) for stage in kernel.stages for load in _loads(stage)]
+    old = {load.buffer for _, load in loads if load.buffer.name == name}
+    if any(load.buffer is result for _, load in loads) or {b.dtype for b in old} != {result.dtype}:
+        return None
+    late = kernel.stages[homes[0] + 1 :]
+    for stage, load in loads:
+        if load.buffer in old and (stage in late or not _same_place(stage, load, home, store)):
+            return None
+    pairs = tuple((result, buffer) for buffer in old)
+    if len(kernel.stages) == 1 and not home.inner:
+        return replace(kernel, shares=(*kernel.shares, *pairs))
+    moved = _stored_last(home, store, kernel)
+    if moved is None:
+        return None
+    stages = (*kernel.stages[: homes[0]], moved, *late)
+    return replace(kernel, stages=stages, shares=(*kernel.shares, *pairs))
+
+
+def _same_place(stage: Stage, load: Load, home: Stage, store: Store) -> bool:
+    """Whether a point of a stage reads what the same point of the store's stage writes."""
+    if stage is home:
+        return load.index is store.index
+    return _place(stage, load.index) is _place(home, store.index)
+
+
+def _stored_last(stage: Stage, store: Store, kernel: Kernel) -> Stage | None:
+    """The stage with a store behind all its loads; None if another one has to stand there.
+
+    A flat loop loads all of a point before it stores anything; others go by statements.
+    """
+    shared = {written for written, _ in kernel.shares}
+    if any(isinstance(s, Store) and s.buffer in shared for s in stage.body):
+        return None
+    return replace(stage, body=(*(s for s in stage.body if s is not store), store))
+
+
+def _stores(stage: Stage, result: Buffer) -> list[Store]:
+    return [s for s in stage.body if isinstance(s, Store) and s.buffer is result]
+
+
+def _loads(stage: Stage) -> Iterator[Load]:
+    return (node for s in stage.body for node in nodes(s) if isinstance(node, Load))
+
+
+def _place(stage: Stage, index: Index) -> Index:
+    """`index` with the stage's own axes named by their position: stages visit the same places."""
+    named: dict[Leaf, Index] = {
+        axis: Index.of(Axis(f"inner{number}", axis.size)) for number, axis in enumerate(stage.inner)
+    }
+    return index.replaced(named)

@@ -1,0 +1,213 @@
+"""When a result may lie in the memory of what it is made of, and when somebody still reads that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import pytest
+import torch
+from torch import Tensor
+
+from stator.core.dump import Dump
+from stator.core.events import Compilation
+from stator.loops.verify import verify
+from stator.runtime.fused import plan_kernels
+from stator.runtime.memory import plan_memory
+from stator.runtime.native.executor import compile_native, load_native
+from stator.runtime.plan import Launch, Plan, View
+from stator.runtime.python import load_plan
+from tests.lower.graphs import traced
+
+Fn = Callable[..., Any]
+
+
+def square(size: int = 24) -> Tensor:
+    return torch.randint(-20, 20, (size, size)).float() / 4
+
+
+def product_then_relu(x: Tensor, y: Tensor) -> Tensor:
+    return (x @ y).relu()
+
+
+def softmax_of_product(x: Tensor, y: Tensor) -> Tensor:
+    return (x @ y).softmax(-1)
+
+
+def layer_norm_of_product(x: Tensor, y: Tensor) -> Tensor:
+    return torch.nn.functional.layer_norm(x @ y, (24,))
+
+
+def two_of_two(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    first, second = x @ y, y @ x
+    return first + second, first - second
+
+
+def a_row_is_read_behind_another_result(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    made, logs = x @ y, x.log_softmax(-1)
+    return logs, made - logs.exp() * made.sum(-1, keepdim=True)
+
+
+def chain(x: Tensor, y: Tensor) -> Tensor:
+    return ((((x @ y).sigmoid() @ y).tanh() @ y) * 2.0 + x).relu()
+
+
+def reshaped(x: Tensor, y: Tensor) -> Tensor:
+    return (x @ y).view(12, 48).relu() + 1.0
+
+
+def part_of_several(x: Tensor, y: Tensor) -> Tensor:
+    values, _ = (x @ y).sort(dim=-1)
+    return values.exp()
+
+
+def read_again(x: Tensor, y: Tensor) -> Tensor:
+    made = x @ y
+    return made.relu() @ made
+
+
+def returned_too(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    made = x @ y
+    return made, made.relu()
+
+
+def a_view_is_returned(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    made = x @ y
+    return made[3], made.relu()
+
+
+def a_view_is_read(x: Tensor, y: Tensor) -> Tensor:
+    made = x @ y
+    return made.relu() @ made.t()
+
+
+def of_an_input(x: Tensor, y: Tensor) -> Tensor:
+    return x.relu() * y
+
+
+def other_places(x: Tensor, y: Tensor) -> Tensor:
+    made = x @ y
+    return made + made.t()
+
+
+def turned(x: Tensor, y: Tensor) -> Tensor:
+    return (x @ y).flip(0) * 2.0
+
+
+def other_type(x: Tensor, y: Tensor) -> Tensor:
+    return (x @ y) > 0
+
+
+def other_type_of_the_same_width(x: Tensor, y: Tensor) -> Tensor:
+    return (x @ y).to(torch.int32)
+
+
+def fewer(x: Tensor, y: Tensor) -> Tensor:
+    return (x @ y).sum(-1)
+
+
+def looked_up(x: Tensor, y: Tensor) -> Tensor:
+    made = x @ y
+    return made + made[torch.arange(23, -1, -1)]
+
+
+def running_sum(x: Tensor, y: Tensor) -> Tensor:
+    return (x @ y).cumsum(0)
+
+
+def centred_by_column_then_read(x: Tensor, y: Tensor) -> Tensor:
+    made = x @ y
+    return made - made.mean(0) + made.mean(1, keepdim=True)
+
+
+OVER: Final[dict[Fn, int]] = {
+    product_then_relu: 1,
+    softmax_of_product: 1,
+    layer_norm_of_product: 1,
+    two_of_two: 2,
+    a_row_is_read_behind_another_result: 1,
+    chain: 3,
+    part_of_several: 1,
+}
+NOT_OVER: Final[tuple[Fn, ...]] = (
+    read_again,
+    returned_too,
+    a_view_is_returned,
+    a_view_is_read,
+    of_an_input,
+    other_places,
+    turned,
+    other_type,
+    other_type_of_the_same_width,
+    fewer,
+    looked_up,
+)
+EITHER: Final[tuple[Fn, ...]] = (reshaped, running_sum, centred_by_column_then_read)
+
+
+def plan_of(fn: Fn, *inputs: Tensor) -> Plan:
+    def returning(*given: Tensor) -> tuple[Any, ...]:
+        return _tuple(fn(*given))
+
+    plan = plan_kernels(traced(returning, *inputs), Compilation(), "forward", Dump(None))
+    for step in plan.steps:
+        if isinstance(step, Launch):
+            verify(step.kernel)
+    return plan
+
+
+def overwritten(plan: Plan) -> list[View]:
+    return [step for step in plan.steps if isinstance(step, View) and step.call is None]
+
+
+@pytest.mark.parametrize("fn", OVER, ids=lambda fn: fn.__name__)
+def test_a_result_takes_the_memory_of_what_it_is_made_of(fn: Fn) -> None:
+    assert len(overwritten(plan_of(fn, square(), square()))) == OVER[fn]
+
+
+@pytest.mark.parametrize("fn", NOT_OVER, ids=lambda fn: fn.__name__)
+def test_what_is_still_read_or_lies_otherwise_is_not_stored_over(fn: Fn) -> None:
+    assert not overwritten(plan_of(fn, square(), square()))
+
+
+@pytest.mark.parametrize("fn", [*OVER, *NOT_OVER, *EITHER], ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize("size", [24, 200])  # the latter is worth threads
+def test_both_executors_compute_what_eager_does(fn: Fn, size: int) -> None:
+    if fn in (reshaped, looked_up, layer_norm_of_product) and size != 24:
+        pytest.skip("written for one size")
+    x, y = square(size), square(size)
+    plan = plan_of(fn, x, y)
+    kept = x.clone(), y.clone()
+    expected = fn(x, y)
+    image = compile_native(plan, plan_memory(plan))
+    for run in (load_plan(plan, "forward"), load_native(plan, image, "forward")):
+        for _ in range(2):  # the second time in memory that was used before
+            torch.testing.assert_close(tuple(run([x, y])), _tuple(expected), rtol=1e-4, atol=1e-4)
+    assert torch.equal(x, kept[0]), "an input was stored over"
+    assert torch.equal(y, kept[1]), "an input was stored over"
+
+
+def test_a_chain_lives_in_one_buffer_fewer() -> None:
+    x = square(64)
+    plan = plan_of(chain, x, x)
+    memory = plan_memory(plan)
+    assert memory.arena.constant == 2 * x.nbytes, "a product, and the one before it"
+
+
+def test_a_layout_that_nobody_foretold_is_copied_not_refused() -> None:
+    def fn(x: Tensor, y: Tensor) -> Tensor:
+        return torch.ops.aten.convolution(
+            x, y, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1
+        ).relu()
+
+    x, y = torch.randn(2, 4, 8, 8), torch.randn(4, 4, 1, 1)
+    plan = plan_of(fn, x, y)
+    assert len(overwritten(plan)) == 1
+    image = compile_native(plan, plan_memory(plan))
+    lain_otherwise = x.contiguous(memory_format=torch.channels_last)
+    for run in (load_plan(plan, "forward"), load_native(plan, image, "forward")):
+        torch.testing.assert_close(run([lain_otherwise, y])[0], fn(x, y))
+
+
+def _tuple(values: Any) -> tuple[Any, ...]:
+    return values if isinstance(values, tuple) else (values,)
