@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 
@@ -31,6 +32,12 @@ def pytest_configure(config: pytest.Config) -> None:
     parity.KERNELS.set(not config.getoption("--no-kernels"))
     for message in TORCH_WARNS:
         config.addinivalue_line("filterwarnings", f"ignore:{message}")
+
+
+def pytest_collection_finish() -> None:
+    """Take torch and thousands of tests, which stay to the end, from what is searched for waste."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")
