@@ -14,7 +14,7 @@ from stator.core.fallback import explained, note_fallback
 from stator.core.torch_types import Flat
 from stator.graph.capture import attribute_tensors
 from stator.options import Options, read_options
-from stator.stored import Captured, find_programs, restored
+from stator.stored import Captured, find_programs, restored, weight_positions, why_not_kept
 from stator.torch_api import NEEDS_VALUES, TracingContext, fake_inputs, guard_count
 
 TORCH_COMPILE_KEYWORDS = ("dynamic", "fullgraph", "disable")
@@ -69,13 +69,15 @@ def _compile(
     module: fx.GraphModule, inputs: Sequence[Any], options: Options, record: Compilation
 ) -> Callable[..., Any]:
     lifted = attribute_tensors(module)
-    programs = find_programs(module, inputs, options, record)
+    weights = weight_positions([*inputs, *lifted.values()], options)
+    programs = find_programs(module, inputs, options, record, weights)
     stored = programs.find() if programs is not None else None
     if programs is not None and stored is not None:
         with record.stage("load"):
             call = restored(programs, stored, Captured(module, inputs, lifted, options, record))
     else:
-        call = _compile_anew(module, inputs, options, record, programs)
+        captured = Captured(module, inputs, lifted, options, record)
+        call = _compile_anew(captured, weights, programs)
     (output,) = module.graph.find_nodes(op="output")
     single = not isinstance(output.args[0], tuple | list)
     if not lifted and not single:
@@ -89,26 +91,17 @@ def _compile(
     return as_captured
 
 
-def _compile_anew(
-    module: fx.GraphModule,
-    inputs: Sequence[Any],
-    options: Options,
-    record: Compilation,
-    programs: Programs | None,
-) -> Flat:
+def _compile_anew(captured: Captured, weights: frozenset[int], programs: Programs | None) -> Flat:
     # Imported when something is compiled: what was compiled before runs without the compiler.
     from stator.aot.compile import compile_flat
     from stator.pipeline import make_tools, prepare
 
-    fakes, mode = fake_inputs(inputs)
-    lifted = attribute_tensors(module)
+    fakes, mode = fake_inputs(captured.inputs)
+    lifted = captured.lifted
     fakes += [mode.from_tensor(tensor, static_shapes=True) for tensor in lifted.values()]
-    tools = make_tools(options, record, [*inputs, *lifted.values()])
+    examples = [*captured.inputs, *lifted.values()]
+    tools = make_tools(captured.options, captured.record, examples, weights)
     promises = guard_count(mode)
-
-    def why_not_kept() -> str | None:
-        changed = guard_count(mode) != promises
-        return "its sizes were found to obey conditions" if changed else None
-
-    keeper = None if programs is None else programs.keeper(why_not_kept)
-    return compile_flat(prepare(module, list(lifted), tools), fakes, mode, tools, keeper)
+    keeper = None if programs is None else programs.keeper(lambda: why_not_kept(mode, promises))
+    program = prepare(captured.module, list(lifted), tools)
+    return compile_flat(program, fakes, mode, tools, keeper)

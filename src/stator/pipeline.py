@@ -39,6 +39,9 @@ from stator.graph.registry import with_registered
 from stator.graph.rules import apply_rules
 from stator.graph.run import Ctx, GraphPass, dump_graph, run_passes
 from stator.options import Options
+from stator.passes.freezing.pack_convolution import pack_convolution
+from stator.passes.freezing.pack_linear import pack_linear
+from stator.passes.freezing.take_constants import take_constants
 from stator.passes.joint.channels_last import channels_last
 from stator.passes.joint.drop_noops import drop_noops
 from stator.passes.joint.fold_uniform import fold_uniform
@@ -58,6 +61,7 @@ from stator.passes.pre_grad.normalize_keywords import normalize_keywords
 from stator.passes.pre_grad.settle_dropout import settle_dropout
 from stator.rules.algebra import ALGEBRA
 from stator.rules.views import VIEWS
+from stator.runtime.constants import Furnished, with_constants
 from stator.runtime.dump import program_text
 from stator.runtime.fused import plan_kernels
 from stator.runtime.memory import Memory, Own, made_by_torch, memory_text, plan_memory, predicted
@@ -90,8 +94,10 @@ POST_GRAD: Final[tuple[GraphPass, ...]] = (
     cancel_cat_split,  # equal parts are one by now, and so are seen to be all of one tensor
     fold_cumsum,  # before the plan: a product joins the kernels around, a running sum does not
     write_in_place,  # behind all that makes values have fewer readers
+    pack_linear,  # what has no weight, or gains nothing, is left to the next one
     linear_to_onednn,
     fuse_conv_activation,
+    pack_convolution,  # with the activation inside
     hold_to_promise,  # late: what others might move or merge stands between
     reorder_for_memory,  # last: it counts what is left
 )
@@ -104,8 +110,17 @@ def prepare(module: fx.GraphModule, lifted: list[str], tools: Tools) -> Flat:
     return graph_runner(own, lifted)
 
 
-def make_tools(options: Options, record: Compilation, examples: Sequence[Any] = ()) -> Tools:
-    """The compiler, set up for one compilation; `examples` are inputs to check passes with."""
+def make_tools(
+    options: Options,
+    record: Compilation,
+    examples: Sequence[Any] = (),
+    weights: frozenset[int] = frozenset(),
+) -> Tools:
+    """The compiler, set up for one compilation.
+
+    `examples` are inputs to check passes with; `weights` are positions of those among them that
+    stay the same from call to call.
+    """
     kept = tuple(examples) if options.verify_passes == "values" else ()
     fuel = Fuel(options.fuel, log=options.fuel_log, label=f"compilation {record.number}")
     ctx = Ctx(options, fuel, record, kept)
@@ -119,7 +134,7 @@ def make_tools(options: Options, record: Compilation, examples: Sequence[Any] = 
         return choose(joint, classes, _wish(options, record), foresee)
 
     joint = with_registered("joint", JOINT if options.kernels else ())
-    return Tools(ctx, compile_graph, pick, joint)
+    return Tools(ctx, compile_graph, pick, joint, weights)
 
 
 def _wish(options: Options, record: Compilation) -> Wish:
@@ -152,6 +167,7 @@ def foreseen_peak(halves: Split, ctx: Ctx) -> int:
             graph = fx.Graph()
             graph.output(graph.graph_copy(module.graph, {}))
             copied = fx.GraphModule(module, graph, name)
+            run_passes(with_registered("post_grad", POST_GRAD), copied.graph, trial, name)
             _planned(copied, name, trial)
     peak = record.step_peak
     return halves.inputs + record.peaks["forward"] if peak is None else peak
@@ -160,14 +176,19 @@ def foreseen_peak(halves: Split, ctx: Ctx) -> int:
 @collector_off()
 def compile_half(module: fx.GraphModule, name: str, ctx: Ctx) -> CompiledGraph:
     """From a forward or backward graph to a function that runs it."""
+    run_passes(with_registered("post_grad", POST_GRAD), module.graph, ctx, name)
+    constants = take_constants(module.graph, frozen=ctx.options.freezing)
     plan, memory, label = _planned(module, name, ctx)
     with ctx.record.stage(f"{name}/executor", len(plan.steps)):
-        return _executor(plan, memory, (name, label), ctx)
+        compiled = _executor(plan, memory, (name, label), ctx)
+    if not constants.recipes:
+        return compiled
+    image = None if compiled.image is None else Furnished(compiled.image, constants)
+    return CompiledGraph(with_constants(compiled.run, constants), image)
 
 
 def _planned(module: fx.GraphModule, name: str, ctx: Ctx) -> tuple[Plan, Memory, str]:
-    """A graph rewritten and planned; the record knows what it will hold."""
-    run_passes(with_registered("post_grad", POST_GRAD), module.graph, ctx, name)
+    """A rewritten graph, planned; the record knows what it will hold."""
     label = dump_graph(module.graph, ctx, name)
     with ctx.record.stage(f"{name}/plan", len(module.graph.nodes)) as progress:
         plan = _plan(module, label, ctx)

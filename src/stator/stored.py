@@ -36,12 +36,25 @@ from stator.torch_api import (
     fake_inputs,
     guard_count,
     has_static_sizes,
+    is_weight,
     storage_of,
 )
 
 
+def weight_positions(inputs: Sequence[Any], options: Options) -> frozenset[int]:
+    """Inputs that stay the same from call to call, as far as the options make use of that."""
+    wanted = options.kernels and options.executor == "native"
+    if not (wanted and (options.freezing or options.pack_weights)):
+        return frozenset()
+    return frozenset(number for number, value in enumerate(inputs) if is_weight(value))
+
+
 def find_programs(
-    module: fx.GraphModule, inputs: Sequence[Any], options: Options, record: Compilation
+    module: fx.GraphModule,
+    inputs: Sequence[Any],
+    options: Options,
+    record: Compilation,
+    weights: frozenset[int] = frozenset(),
 ) -> Programs | None:
     """Where the graph's programs are kept; None if they are not, and the record says why."""
     reason = why_not_cached(options)
@@ -51,7 +64,7 @@ def find_programs(
     with record.stage("key", len(module.graph.nodes)):
         lines = user_lines(module)
         try:
-            key = fingerprint(module, inputs, options, lines)
+            key = fingerprint(module, inputs, options, lines, weights)
         except (NoKey, OSError) as error:  # OSError: our own files cannot be read now
             record.cache = f"off: {error}"
             return None

@@ -261,7 +261,7 @@ _SECRET_KEEPERS: Final = frozenset(
 
 def keeps_nothing(target: Any) -> bool:
     """Whether an operator of torch's own neither returns its arguments' memory nor keeps it."""
-    if not isinstance(target, OpOverload) or target.namespace not in ("aten", "mkldnn"):
+    if not isinstance(target, OpOverload) or target.namespace not in ("aten", "mkldnn", "mkl"):
         return False
     name = target.name()
     if name in _SECRET_KEEPERS:
@@ -477,6 +477,38 @@ def _onednn(name: str) -> Any:
     if not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled):
         return None
     return getattr(getattr(torch.ops.mkldnn, name, None), "default", None)
+
+
+def mkl_linear() -> Any:
+    """MKL's x @ w.t() + b on a packed weight; None where torch was built without it."""
+    if not torch.backends.mkl.is_available() or _onednn("_linear_pointwise") is None:
+        return None  # torch packs for MKL in tensors of oneDNN's
+    return getattr(getattr(torch.ops.mkl, "_mkl_linear", None), "default", None)
+
+
+def pack_for_mkl(weight: torch.Tensor, rows: int) -> torch.Tensor:
+    """A weight for `mkl_linear`."""
+    packed: torch.Tensor = torch.ops.mkl._mkl_reorder_linear_weight(weight, rows)
+    return packed
+
+
+def pack_for_onednn(weight: torch.Tensor, rows: int) -> torch.Tensor:
+    """A weight for `onednn_linear`."""
+    packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
+    return packed
+
+
+def pack_convolution(weight: torch.Tensor, *shape: Any) -> torch.Tensor:
+    """A weight for `onednn_convolution`: padding, stride, dilation, groups, size of the image."""
+    packed: torch.Tensor = torch.ops.mkldnn._reorder_convolution_weight(weight, *shape)
+    return packed
+
+
+def is_weight(value: Any) -> bool:
+    """Whether Dynamo found a tensor on a module, and a write to it would be counted."""
+    held = isinstance(value, torch.nn.Parameter) or hasattr(value, "_dynamo_static_input_type")
+    plain = type(value) in (torch.Tensor, torch.nn.Parameter) and not value.is_inference()
+    return held and plain and value.layout is torch.strided and value.device.type == "cpu"
 
 
 # --- the C++ side ---

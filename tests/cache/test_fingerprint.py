@@ -248,6 +248,8 @@ OPTIONS: Final[dict[str, Any]] = {
     "verify_passes": "values",
     "skip": ("drop_noops",),
     "fuel": 3,
+    "freezing": True,
+    "pack_weights": False,
     **{"memory_budget": 0.5, "memory_limit": 1 << 30, "save_policy": len, "knapsack": "ilp"},
     **{"aggressive_recomputation": True, "recompute_costs": "profile", "explain_memory": True},
 }

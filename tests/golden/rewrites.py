@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stator.graph.run import GraphPass
+from stator.passes.freezing.pack_convolution import pack_convolution
+from stator.passes.freezing.pack_linear import pack_linear
 from stator.passes.joint.channels_last import channels_last
 from stator.passes.joint.drop_noops import drop_noops
 from stator.passes.joint.fold_uniform import fold_uniform
@@ -42,6 +44,7 @@ class Example:
     pass_: GraphPass
     program: Callable[..., Any]
     arguments: Callable[[], tuple[Any, ...]]
+    weights: tuple[int, ...] = ()  # positions of arguments that stay the same from call to call
 
     @property
     def name(self) -> str:
@@ -173,6 +176,13 @@ TRACED: Final = (  # over a graph of ATen operators
         floats((16, DEPTH), (LARGE_WEIGHT // DEPTH, DEPTH), (LARGE_WEIGHT // DEPTH,)),
     ),
     Example(fuse_conv_activation, activated_image, floats((1, 3, 64, 64), (64, 3, 3, 3), (64,))),
+    Example(pack_linear, large_linear, floats((16, 256), (512, 256), (512,)), weights=(1, 2)),
+    Example(
+        pack_convolution,
+        activated_image,
+        floats((1, 3, 64, 64), (64, 3, 3, 3), (64,)),
+        weights=(1, 2),
+    ),
     Example(hold_to_promise, foretold, floats((2, 3))),
     Example(seed_random, random_numbers, floats((2, 3))),
     Example(reorder_for_memory, sums_of_products, floats((8, 8), (8, 8), (8, 8))),

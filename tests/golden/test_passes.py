@@ -13,15 +13,22 @@ from typing import Final
 import pytest
 
 from docs.passes import STAGES, before_and_after, rule_example
+from stator.graph.edit import WEIGHT
 from stator.graph.rules import Rule
 from stator.patterns import fwd_only
 from stator.rules.all import RULES
 from stator.torch_api import onednn_linear
 from tests.golden.rewrites import CAPTURED, TRACED, Example
+from tests.passes.freezing.ways import expected_ways
 from tests.passes.pre_grad.test_fuse_attention import captured
 
 FOLDER: Final = Path(__file__).parent / "passes"
-WITH_ONEDNN: Final = ("linear_to_onednn", "fuse_conv_activation")
+WITH_ONEDNN: Final = (
+    "linear_to_onednn",
+    "fuse_conv_activation",
+    "pack_linear",
+    "pack_convolution",
+)
 
 
 def of_rule(rule: Rule) -> str:
@@ -35,7 +42,11 @@ def of_captured(example: Example) -> str:
 
 def of_traced(example: Example) -> str:
     module = fwd_only(example.program, example.arguments())
-    return before_and_after(module.graph, example.pass_) + "\n"
+    for number, node in enumerate(module.graph.find_nodes(op="placeholder")):
+        if number in example.weights:
+            node.meta[WEIGHT] = True
+    with expected_ways():  # a text does not depend on what is the fastest here
+        return before_and_after(module.graph, example.pass_) + "\n"
 
 
 TEXTS: Final[dict[str, Callable[[], str]]] = {

@@ -11,14 +11,15 @@ import torch
 from stator.aot.aliasing import Merged, overlapping_groups, writes_to_shared
 from stator.aot.assemble import assemble, with_alias_check
 from stator.aot.graphs import CompileGraph, FreshBackward, Keeper, facts_of
-from stator.aot.metadata import Program
+from stator.aot.metadata import Mutation, Program
 from stator.aot.partition.split import Choose, Split, split
+from stator.aot.subclasses import PLAIN, width
 from stator.aot.trace import Traced, trace
 from stator.core.collector import collector_off
 from stator.core.fallback import note_fallback
 from stator.core.torch_types import Flat
 from stator.errors import OptionError, Unsupported
-from stator.graph.edit import drop_unread
+from stator.graph.edit import WEIGHT, drop_unread
 from stator.graph.run import Ctx, GraphPass, dump_graph, run_passes
 from stator.graph.verify import verify
 from stator.torch_api import FakeTensorMode, autocast_state, is_traceable_wrapper_subclass
@@ -32,6 +33,7 @@ class Tools:
     compile_graph: CompileGraph
     choose: Choose  # what the backward keeps of the forward
     joint_passes: tuple[GraphPass, ...] = ()  # over forward and backward together
+    weights: frozenset[int] = frozenset()  # inputs that stay the same from call to call
 
     def specialize(self, function: Flat, *, replays_random: bool = False) -> Specialized:
         """`function`, compiled for each new kind of arguments."""
@@ -80,6 +82,7 @@ def trace_and_cut(
         traced = trace(function, inputs, mode)
         progress.nodes = len(traced.module.graph.nodes)
     drop_unread(traced.module.graph)  # patterns count readers
+    _mark_weights(traced, tools.weights)
     name = "joint" if traced.tangents else "traced"
     run_passes(tools.joint_passes, traced.module.graph, tools.ctx, name)
     dump_graph(traced.module.graph, tools.ctx, name)
@@ -94,6 +97,17 @@ def trace_and_cut(
         if halves.backward is not None:
             verify(halves.backward.graph, after="partition")
     return traced, halves
+
+
+def _mark_weights(traced: Traced, weights: frozenset[int]) -> None:
+    """Note on a graph without a backward which inputs stay the same from call to call."""
+    if traced.tangents:
+        return
+    stream = iter(traced.primals)
+    for index, fact in enumerate(traced.program.inputs):
+        nodes = [next(stream) for _ in range(width(fact.layout))]
+        if index in weights and fact.layout == PLAIN and fact.mutation is Mutation.NONE:
+            nodes[0].meta[WEIGHT] = True
 
 
 @dataclass(slots=True)

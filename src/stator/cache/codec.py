@@ -21,6 +21,8 @@ import torch
 
 from stator.aot import metadata, subclasses, views
 from stator.aot.function import StoredBackward
+from stator.graph import recipe
+from stator.runtime.constants import Furnished
 from stator.runtime.native.image import Image, Operator
 from stator.runtime.rare import Annotate, Note
 from stator.torch_api import OpOverload, operator_named
@@ -43,6 +45,12 @@ _DATA: Final[Mapping[str, type]] = {
         Image,
         Operator,
         StoredBackward,
+        recipe.Constants,
+        recipe.Do,
+        recipe.Made,
+        recipe.Recipe,
+        recipe.Weight,
+        Furnished,
     )
 }
 _ENUMS: Final[Mapping[str, type[Enum]]] = {
@@ -55,6 +63,7 @@ _BUILTINS: Final = (slice, abs, bool, float, int, max, min, pow, round)
 _OURS: Final = (
     "stator.runtime.rare",
     "stator.ops.draws",
+    "stator.ops.packs",
     "stator.ops.promises",
     "stator.ops.writes",
 )

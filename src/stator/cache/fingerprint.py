@@ -57,13 +57,17 @@ class NoKey(Exception):  # noqa: N818  says what it is
 
 
 def fingerprint(
-    module: fx.GraphModule, inputs: Sequence[Any], options: Options, lines: Mapping[fx.Node, str]
+    module: fx.GraphModule,
+    inputs: Sequence[Any],
+    options: Options,
+    lines: Mapping[fx.Node, str],
+    weights: Iterable[int] = (),
 ) -> Key:
     """The key of compiling a captured graph, whose nodes have `lines`; NoKey if there is none."""
     return Key.of(
         {
             "graph": _digest(graph_text(module, lines)),
-            "inputs": _digest(input_text(module, inputs)),
+            "inputs": _digest([*input_text(module, inputs), f"weights {sorted(weights)}"]),
             "state": compile_state(),
             "options": _options_text(options),
             "passes": _passes_text(),

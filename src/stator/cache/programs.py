@@ -18,7 +18,8 @@ from stator.cache.key import Key
 from stator.cache.store import Store
 from stator.core.events import Compilation
 from stator.core.torch_types import Boxed
-from stator.runtime.native.image import Image, load_image
+from stator.runtime.constants import Furnished, load_program
+from stator.runtime.native.image import Image
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class Programs:
     def find(self) -> StoredProgram | None:
         """The program, if it was kept."""
         match self._read(self.key):
-            case (Facts() as facts, Image() as image):
+            case (Facts() as facts, (Image() | Furnished()) as image):
                 run = self._loaded(image, "forward")
                 if run is not None:
                     self.record.cache = "hit"
@@ -87,10 +88,10 @@ class Programs:
             self.record.notes.append(f"cache: an entry cannot be read: {error!r}")
             return None
 
-    def _loaded(self, image: Image, label: str) -> Boxed | None:
+    def _loaded(self, image: Image | Furnished, label: str) -> Boxed | None:
         try:
             with self.record.stage("load"):
-                run = load_image(image, label)
+                run = load_program(image, label)
         except Exception as error:  # a library lacks a function, say: here it is compiled anew
             self.record.notes.append(f"cache: an entry cannot be loaded: {error!r}")
             return None

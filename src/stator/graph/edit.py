@@ -12,11 +12,13 @@ from stator.torch_api import returns_of
 
 aten = torch.ops.aten
 
-# Notes on the nodes of a backward graph.
+# Notes on nodes.
 CALLERS: Final = "callers"  # an input that the caller holds anyway; it outlives the call
 PART: Final = "part"  # an input that is one of several results of a library call
 KEPT: Final = "kept"  # computed to be kept for a while, in the place of what it is computed from
 EARLY: Final = "early"  # computed for a first time, to be forgotten and computed again later
+
+WEIGHT: Final = "weight"  # an input that stays the same from call to call, unless somebody writes
 
 # They return a value for others to depend on, and check all the same if none does.
 ASSERTIONS: Final = frozenset(

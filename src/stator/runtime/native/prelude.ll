@@ -387,6 +387,52 @@ define void @stator_after_fork() {
   ret void
 }
 
+; --- weights ---
+
+; A number made of 32 words of each of %count pieces of memory, given as addresses and words: a
+; write to all of a piece changes it.
+define i64 @stator_sample(ptr %pieces, i64 %count) {
+entry:
+  br label %piece
+piece:
+  %number = phi i64 [ 0, %entry ], [ %following, %through ]
+  %before = phi i64 [ 0, %entry ], [ %mixed, %through ]
+  %more = icmp slt i64 %number, %count
+  br i1 %more, label %look, label %done
+look:
+  %at = getelementptr [2 x i64], ptr %pieces, i64 %number
+  %data = load ptr, ptr %at
+  %words_at = getelementptr i64, ptr %at, i64 1
+  %words = load i64, ptr %words_at
+  br label %word
+word:
+  %taken = phi i64 [ 0, %look ], [ %next, %take ]
+  %mixed = phi i64 [ %before, %look ], [ %hash, %take ]
+  %enough = icmp sge i64 %taken, 32
+  %beyond = icmp sge i64 %taken, %words
+  %stop = or i1 %enough, %beyond
+  br i1 %stop, label %through, label %take
+take:
+  %wide = icmp sgt i64 %words, 32
+  %last = sub i64 %words, 1
+  %scaled = mul i64 %taken, %last
+  %spread = sdiv i64 %scaled, 31
+  %place = select i1 %wide, i64 %spread, i64 %taken
+  %from = getelementptr i64, ptr %data, i64 %place
+  %value = load i64, ptr %from, align 1
+  %both = xor i64 %mixed, %value
+  %product = mul i64 %both, -7046029254386353131
+  %high = lshr i64 %product, 32
+  %hash = xor i64 %product, %high
+  %next = add i64 %taken, 1
+  br label %word
+through:
+  %following = add i64 %number, 1
+  br label %piece
+done:
+  ret i64 %before
+}
+
 ; --- tensors ---
 
 ; A tensor that the caller keeps: its handle goes to %slot, the address of its data to %data; the

@@ -54,6 +54,13 @@ def hold_no_spare() -> None:
             _function("stator_hold_no_spare", None)()
 
 
+def sampler() -> Callable[[Any, int], int] | None:
+    """Makes a number of a few words of memory, at addresses and lengths in words; None: no code."""
+    if not _loaded:
+        return None
+    return _function("stator_sample", ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64)
+
+
 def load_prelude(data: bytes) -> dict[str, int]:
     """Where each function is; loaded from its object file when first asked for."""
     with _lock:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import torch
 
-from stator.torch_api import onednn_linear
+from stator.torch_api import mkl_linear, onednn_convolution, onednn_linear
 
 aten: Final = torch.ops.aten
 
@@ -37,6 +37,8 @@ FRESH: Final[Mapping[Any, str]] = {
     aten.sort.default: "aoti_torch_cpu_sort",
     aten._embedding_bag.default: "aoti_torch_cpu__embedding_bag",
     onednn_linear(): "aoti_torch_cpu__linear_pointwise",
+    onednn_convolution(): "aoti_torch_cpu_mkldnn__convolution_pointwise",
+    mkl_linear(): "aoti_torch_cpu__mkl_linear",
 }
 
 # A type of a schema, and the types that it has in C.

@@ -1,0 +1,181 @@
+"""Weights that are packed or frozen: the answers are eager's, also when the weights change."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import stator
+from stator.core.events import last_compilation
+from stator.runtime.constants import _shelf
+from tests.passes.freezing.ways import expected_ways
+
+X = torch.randn(9, 256)
+
+
+@pytest.fixture(autouse=True)
+def the_expected_way() -> Iterator[None]:
+    torch._dynamo.reset()
+    with expected_ways():
+        yield
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(256, 256)
+        self.second = nn.Linear(256, 300, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.second(self.first(x).relu())
+        return made
+
+
+def compiled(net: nn.Module, **options: Any) -> Callable[..., Tensor]:
+    found: Callable[..., Tensor] = stator.compile(net, strict=True, cache=False, **options)
+    return found
+
+
+def packs() -> int:
+    record = last_compilation()
+    assert record is not None
+    return sum("packed by" in note for note in record.notes)
+
+
+def close(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_inference_reads_packed_weights(frozen: bool, context: Callable[[], Any]) -> None:
+    net = Net()
+    run = compiled(net, freezing=frozen)
+    with context():
+        for _ in range(3):
+            close(run(X), net(X))
+    assert packs() == 2
+
+
+def test_no_packing_where_nobody_wants_it() -> None:
+    net = Net()
+    run = compiled(net, pack_weights=False)
+    with torch.no_grad():
+        close(run(X), net(X))
+    assert packs() == 0
+
+
+def test_training_reads_plain_weights() -> None:
+    net = Net()
+    run = compiled(net)
+    run(X).sum().backward()
+    assert packs() == 0
+    assert net.first.weight.grad is not None
+
+
+def write_in_place(net: Net) -> None:
+    with torch.no_grad():
+        net.second.weight.mul_(2.0)
+
+
+def write_behind_the_counter(net: Net) -> None:
+    net.second.weight.data.mul_(2.0)
+
+
+def put_other_data(net: Net) -> None:
+    net.second.weight.data = net.second.weight.data * 2.0
+
+
+def put_another_parameter(net: Net) -> None:
+    net.second.weight = nn.Parameter(net.second.weight.detach() * 2.0)
+
+
+def load_others(net: Net) -> None:
+    net.load_state_dict({name: value * 2 for name, value in net.state_dict().items()})
+
+
+def take_a_step(net: Net) -> None:
+    net(X).sum().backward()
+    torch.optim.SGD(net.parameters(), lr=0.1).step()
+
+
+CHANGES = (
+    write_in_place,
+    write_behind_the_counter,
+    put_other_data,
+    put_another_parameter,
+    load_others,
+    take_a_step,
+)
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_a_changed_weight_is_packed_again(change: Callable[[Net], None]) -> None:
+    net = Net()
+    run = compiled(net)
+    with torch.no_grad():
+        before = run(X)
+    for _ in range(3):
+        change(net)
+        with torch.no_grad():
+            close(run(X), net(X))
+    with torch.no_grad():
+        assert not torch.allclose(before, run(X))
+
+
+@pytest.mark.parametrize("change", CHANGES[:4], ids=lambda change: change.__name__)
+def test_a_frozen_program_keeps_its_weights_and_says_so_once(
+    change: Callable[[Net], None],
+) -> None:
+    net = Net()
+    run = compiled(net, freezing=True)
+    with torch.no_grad():
+        before = net(X)
+        run(X)
+        change(net)
+        with pytest.warns(UserWarning, match="update_weights"):
+            found = run(X)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            run(X)
+    if change is not write_in_place and change is not write_behind_the_counter:
+        close(found, before)
+
+
+def test_programs_of_one_model_share_packed_weights() -> None:
+    net = Net()
+    run = compiled(net)
+    with torch.no_grad():
+        run(X)
+        first = _packed()
+        torch.compiler.reset()
+        again = compiled(net, fuel=10_000)
+        again(X)
+        assert _packed() == first
+        close(run(X), again(X))
+
+
+def _packed() -> int:
+    return len({id(made) for made in _shelf.values()})
+
+
+def test_other_processes_find_the_program_and_pack_for_themselves(tmp_path: Path) -> None:
+    net = Net()
+    for frozen in (False, True):
+        for expected in ("miss", "hit"):
+            torch._dynamo.reset()
+            run = stator.compile(net, strict=True, cache=True, cache_dir=tmp_path, freezing=frozen)
+            with torch.no_grad():
+                close(run(X), net(X))
+                net.first.weight.mul_(1.1)
+                if not frozen:
+                    close(run(X), net(X))
+            record = last_compilation()
+            assert record is not None
+            assert (record.cache or "").startswith(expected)

@@ -1,0 +1,120 @@
+"""Packed products and convolutions: when, and that they compute the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from stator.passes.freezing.pack_convolution import pack_convolution
+from stator.passes.freezing.pack_linear import pack_linear
+from stator.torch_api import mkl_linear, onednn_linear
+from tests.passes.freezing.graphs import rewritten, run_with_constants
+from tests.passes.freezing.ways import expected_ways
+
+pytestmark = pytest.mark.skipif(onednn_linear() is None, reason="torch has no oneDNN here")
+
+
+def linear(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.linear(x, w, b)
+
+
+def without_bias(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return x @ w.t()
+
+
+def lying_otherwise(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return torch.addmm(b, x, w)
+
+
+def called(module: torch.fx.GraphModule) -> list[str]:
+    return [str(node.target) for node in module.graph.nodes if node.op == "call_function"]
+
+
+@pytest.mark.parametrize("way", ["MKL", "oneDNN"])
+@pytest.mark.parametrize("fn", [linear, without_bias, lying_otherwise])
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("rows", [1, 7, 130])
+def test_products_read_packed_weights(fn: object, way: str, frozen: bool, rows: int) -> None:
+    if way == "MKL" and mkl_linear() is None:
+        pytest.skip("torch has no MKL here")
+    assert callable(fn)
+    x, w, b = torch.randn(rows, 256), torch.randn(256, 256), torch.randn(256)
+    with expected_ways(named=way):
+        module, ctx = rewritten(fn, (x, w, b), (1, 2), pack_linear)
+    assert f"packed by {way}" in ctx.record.notes[0]
+    found, constants = run_with_constants(module, (x, w, b), frozen=frozen)
+
+    assert any("linear_weight" in recipe.text for recipe in constants.recipes)
+    torch.testing.assert_close(found[0], fn(x, w, b), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("x", "w", "weights", "reason"),
+    [
+        (torch.randn(4, 64), torch.randn(64, 64), (1, 2), "small"),
+        (torch.randn(4, 512).double(), torch.randn(256, 512).double(), (1, 2), "float32"),
+        (torch.randn(512, 4).t(), torch.randn(256, 512), (1, 2), "one behind the other"),
+        (torch.randn(0, 512), torch.randn(256, 512), (1, 2), "small"),
+    ],
+)
+def test_what_is_not_packed_says_why(
+    x: Tensor, w: Tensor, weights: tuple[int, ...], reason: str
+) -> None:
+    b = torch.randn(w.size(0), dtype=x.dtype)
+    with expected_ways():
+        module, ctx = rewritten(linear, (x, w, b), weights, pack_linear)
+    assert reason in ctx.record.notes[0]
+    assert not any("_linear" in name for name in called(module))
+
+
+def test_a_matrix_that_is_no_weight_is_left_alone() -> None:
+    with expected_ways():
+        _, ctx = rewritten(
+            linear, (torch.randn(4, 512), torch.randn(256, 512), torch.randn(256)), (), pack_linear
+        )
+    assert not ctx.record.notes
+
+
+def test_what_is_slower_packed_stays_and_says_so() -> None:
+    with expected_ways(named="plain"):
+        module, ctx = rewritten(
+            linear,
+            (torch.randn(4, 512), torch.randn(256, 512), torch.randn(256)),
+            (1, 2),
+            pack_linear,
+        )
+    assert "no faster" in ctx.record.notes[0]
+    assert "aten.addmm.default" in called(module)
+
+
+@pytest.mark.parametrize("groups", [1, 4, 8])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("biased", [True, False])
+def test_convolutions_read_packed_weights(
+    groups: int, layout: torch.memory_format, biased: bool
+) -> None:
+    def convolved(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return F.conv2d(x, w, b if biased else None, stride=2, padding=1, groups=groups)
+
+    x = torch.randn(2, 8, 15, 14).contiguous(memory_format=layout)
+    w, b = torch.randn(16, 8 // groups, 3, 3), torch.randn(16)
+    with expected_ways():
+        module, ctx = rewritten(convolved, (x, w, b), (1, 2), pack_convolution)
+    assert "packed by oneDNN" in ctx.record.notes[0]
+    found, constants = run_with_constants(module, (x, w, b))
+
+    assert any("convolution_weight" in recipe.text for recipe in constants.recipes)
+    torch.testing.assert_close(found[0], convolved(x, w, b))
+
+
+def test_a_transposed_convolution_is_left_alone_and_says_why() -> None:
+    def convolved(x: Tensor, w: Tensor) -> Tensor:
+        return F.conv_transpose2d(x, w)
+
+    with expected_ways():
+        _, ctx = rewritten(
+            convolved, (torch.randn(1, 4, 5, 5), torch.randn(4, 3, 3, 3)), (1,), pack_convolution
+        )
+    assert "transposed" in ctx.record.notes[0]
