@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from stator.core.events import last_compilation as last_compilation
     from stator.debug.explain import explain as explain
     from stator.debug.memory_plan import memory_plan as memory_plan
+    from stator.freezing import freeze as freeze
+    from stator.freezing import fw_compiler_freezing as fw_compiler_freezing
+    from stator.freezing import update_weights as update_weights
     from stator.functions import aot_function as aot_function
     from stator.functions import aot_module as aot_module
     from stator.graph.rules import Rewrite as Rewrite
@@ -35,6 +38,8 @@ _HOMES: Final[dict[str, str]] = {
     "compile": "stator.backend",
     "compile_fx": "stator.backend",
     "explain": "stator.debug.explain",
+    "freeze": "stator.freezing",
+    "fw_compiler_freezing": "stator.freezing",
     "last_compilation": "stator.core.events",
     "list_options": "stator.options",
     "Rewrite": "stator.graph.rules",
@@ -43,6 +48,7 @@ _HOMES: Final[dict[str, str]] = {
     "min_cut_rematerialization_partition": "stator.partitioners",
     "rule": "stator.graph.rules",
     "trim": "stator.runtime.native.prelude",
+    "update_weights": "stator.freezing",
 }
 
 _MODULES: Final = ("cache", "passes", "patterns")  # public as they are

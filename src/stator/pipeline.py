@@ -87,6 +87,8 @@ JOINT: Final[tuple[GraphPass, ...]] = (
     seed_random,  # random operators become pure: kernels take them in, the backward draws again
 )
 
+FREEZING: Final[tuple[GraphPass, ...]] = ()
+
 POST_GRAD: Final[tuple[GraphPass, ...]] = (
     unroll_foreach,  # first: the others, and the fuser, see single tensors
     drop_noops,  # again: copies of what the caller holds can go now that nothing is saved
@@ -176,6 +178,8 @@ def foreseen_peak(halves: Split, ctx: Ctx) -> int:
 @collector_off()
 def compile_half(module: fx.GraphModule, name: str, ctx: Ctx) -> CompiledGraph:
     """From a forward or backward graph to a function that runs it."""
+    if ctx.options.freezing:
+        run_passes(FREEZING, module.graph, ctx, name)
     run_passes(with_registered("post_grad", POST_GRAD), module.graph, ctx, name)
     constants = take_constants(module.graph, frozen=ctx.options.freezing)
     plan, memory, label = _planned(module, name, ctx)

@@ -504,6 +504,12 @@ def pack_convolution(weight: torch.Tensor, *shape: Any) -> torch.Tensor:
     return packed
 
 
+def parameters_of_trace() -> list[Any]:
+    """Parameters and buffers of the program that PyTorch's own autograd is compiling, if any."""
+    context = TracingContext.try_get()
+    return list(getattr(context, "params_flat_unwrap_subclasses", None) or ())
+
+
 def is_weight(value: Any) -> bool:
     """Whether Dynamo found a tensor on a module, and a write to it would be counted."""
     held = isinstance(value, torch.nn.Parameter) or hasattr(value, "_dynamo_static_input_type")

@@ -27,7 +27,7 @@ LAYERS: Final[tuple[tuple[str, ...], ...]] = (
     ("pipeline",),
     ("stored",),
     # With Dynamo, without it, for writers of passes, and for those who trace themselves.
-    ("backend", "functions", "patterns", "partitioners"),
+    ("backend", "freezing", "functions", "patterns", "partitioners"),
 )
 LEAVES: Final = ("errors", "options", "torch_api")  # anyone may import them; they import each other
 DOORS: Final = ("__init__", "__main__", "cli", "debug")  # see everything; nothing else imports them

@@ -14,7 +14,7 @@ from __future__ import annotations
 import ctypes
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, Final
@@ -110,6 +110,16 @@ _lock: Final = Lock()
 programs: Final[weakref.WeakSet[Program]] = weakref.WeakSet()  # those that are frozen
 
 
+def programs_of(weights: Iterable[Tensor]) -> list[Program]:
+    """Frozen programs that have made something of any of these."""
+    wanted = {id(weight) for weight in weights}
+    return [
+        program
+        for program in programs
+        if program.state is not None and any(id(w) in wanted for w in program.state.weights)
+    ]
+
+
 def made(recipe: Recipe, weights: Sequence[Tensor]) -> Made:
     """The constant; the same one for all who ask for the same."""
     key = (recipe.text, *(id(weight) for weight in weights))
@@ -132,6 +142,7 @@ class Program:
     made: tuple[Made, ...] = ()
     tensors: tuple[Tensor, ...] = ()
     has_warned: bool = False
+    is_updating: bool = False  # somebody is about to give it the weights that it sees
 
     def __post_init__(self) -> None:
         taken = [index for recipe in self.constants.recipes for index in recipe.weights]
@@ -145,22 +156,27 @@ class Program:
         if state is None:
             self.follow(dict(zip(self.inputs, weights, strict=True)))
         elif not state.is_now(weights):
-            self._changed(weights)
+            self._changed(weights, state)
         given = [arguments[index] for index in self.constants.arguments]
         given += self.tensors
         arguments.clear()
         return self.run(given)
 
-    def _changed(self, weights: Sequence[Tensor]) -> None:
+    def _changed(self, weights: Sequence[Tensor], state: State) -> None:
         if not self.constants.frozen:
             self.follow(dict(zip(self.inputs, weights, strict=True)))
-        elif not self.has_warned:
+        elif not (self.has_warned or self.is_updating or self.state is not state):
             self.has_warned = True
             warnings.warn(
                 "a weight was changed after the program that reads it was frozen, which goes on "
                 "with the old one; stator.update_weights gives it the new one",
                 stacklevel=2,
             )
+
+    def follow_again(self) -> None:
+        """Make the constants anew, of the weights that they were made of."""
+        assert self.state is not None, "it was called before"
+        self.follow(dict(zip(self.inputs, self.state.weights, strict=True)))
 
     def follow(self, weights: Mapping[int, Tensor]) -> None:
         """Make the constants anew, of `weights` by the positions of inputs."""

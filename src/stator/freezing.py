@@ -1,0 +1,147 @@
+"""Frozen programs from outside: new weights for them, and freezing a graph by hand."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from stator.core.events import start_compilation
+from stator.core.fuel import Fuel
+from stator.core.torch_types import Boxed
+from stator.errors import OptionError
+from stator.graph.edit import WEIGHT
+from stator.graph.run import Ctx, run_passes
+from stator.options import Options, read_options
+from stator.passes.freezing.pack_convolution import pack_convolution
+from stator.passes.freezing.pack_linear import pack_linear
+from stator.passes.freezing.take_constants import take_constants
+from stator.pipeline import FREEZING, compile_half
+from stator.runtime.constants import programs_of
+from stator.torch_api import is_weight, parameters_of_trace
+
+__all__ = ["freeze", "fw_compiler_freezing", "update_weights"]
+
+
+def update_weights(compiled: Any, state_dict: Mapping[str, Tensor]) -> None:
+    """Give a compiled module other weights: folded and packed anew, nothing is compiled.
+
+    `state_dict` may name some of them only.  Frozen programs change from the old weights to the new
+    ones between two calls: one that is under way ends with those it began with.  The module's own
+    parameters become the new values as well, unless they were discarded.  On an error nothing has
+    changed.
+    """
+    module = getattr(compiled, "_orig_mod", compiled)
+    if not isinstance(module, nn.Module):
+        raise OptionError(
+            f"a {type(compiled).__name__} has no weights",
+            hint="give the module that stator.compile or torch.compile returned",
+        )
+    held = {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
+    fresh = {id(weight): (weight, value) for weight, value in _pairs(held, state_dict)}
+    before = {key: weight.data for key, (weight, _) in fresh.items()}
+    affected = programs_of(weight for weight, _ in fresh.values())
+    swapped = [(program, program.state, program.tensors, program.made) for program in affected]
+    for program in affected:
+        program.is_updating = True
+    try:
+        for weight, value in fresh.values():
+            laid = torch.empty_strided(weight.size(), weight.stride(), dtype=weight.dtype)
+            weight.data = laid.copy_(value.detach())
+        for program in affected:
+            program.follow_again()
+    except BaseException:
+        for key, (weight, _) in fresh.items():
+            weight.data = before[key]
+        for program, state, tensors, made in swapped:
+            program.state, program.tensors, program.made = state, tensors, made
+        raise
+    finally:
+        for program in affected:
+            program.is_updating = False
+
+
+def _pairs(
+    held: Mapping[str, Tensor], state_dict: Mapping[str, Tensor]
+) -> list[tuple[Tensor, Tensor]]:
+    """Weights with their new values, all of them checked."""
+    found = []
+    for name, value in state_dict.items():
+        own = held.get(name.removeprefix("_orig_mod."))
+        if own is None:
+            close = difflib.get_close_matches(name, held, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"it has {len(held)} others"
+            raise OptionError(f"the module has no weight {name!r}", hint=hint)
+        if not isinstance(value, Tensor) or value.size() != own.size() or value.dtype != own.dtype:
+            given = f"{value.dtype}{list(value.size())}" if isinstance(value, Tensor) else value
+            raise OptionError(
+                f"weight {name!r} cannot become {given}",
+                hint=f"it is {own.dtype}{list(own.size())}, which programs were compiled for",
+            )
+        found.append((own, value))
+    return found
+
+
+def freeze(
+    dynamo_gm: fx.GraphModule, aot_gm: fx.GraphModule, example_inputs: Sequence[Any]
+) -> tuple[fx.GraphModule, list[int]]:
+    """A functional inference graph with its weights as attributes, folded and packed.
+
+    Returns the module, which takes fewer inputs, and the positions of those that it still takes.
+    Weights are the inputs that lie on a module: those which nobody writes to become constants.
+    `dynamo_gm`, the graph that Dynamo captured, is left as it is.
+    """
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(aot_gm.graph, {}))
+    frozen = fx.GraphModule(aot_gm, graph, "Frozen")
+    weights = _mark_weights(graph, example_inputs)
+    ctx = Ctx(Options(freezing=True), Fuel(None), start_compilation())
+    run_passes((*FREEZING, pack_linear, pack_convolution), graph, ctx, "frozen")
+    constants = take_constants(graph, frozen=True)
+    placeholders = graph.find_nodes(op="placeholder")[len(constants.arguments) :]
+    for number, (node, recipe) in enumerate(zip(placeholders, constants.recipes, strict=True)):
+        name = f"_frozen_{number}"
+        made = recipe.make([weights[index] for index in recipe.weights])
+        frozen.register_buffer(name, made, persistent=False)
+        with graph.inserting_before(node):
+            constant = graph.get_attr(name)
+        constant.meta = dict(node.meta)
+        node.replace_all_uses_with(constant)
+        graph.erase_node(node)
+    frozen.recompile()
+    return frozen, list(constants.arguments)
+
+
+def fw_compiler_freezing(
+    aot_model: fx.GraphModule,
+    aot_example_inputs: Sequence[Any],
+    dynamo_model: fx.GraphModule | None = None,
+    **options: Any,
+) -> Boxed:
+    """A functional inference graph, frozen and compiled: a compiler for `aot_autograd`.
+
+    The function takes all inputs in a list, weights among them, and reads those at its first call.
+    """
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(aot_model.graph, {}))
+    _mark_weights(graph, aot_example_inputs)
+    chosen = read_options(None, {**options, "freezing": True})
+    ctx = Ctx(chosen, Fuel(chosen.fuel), start_compilation())
+    return compile_half(fx.GraphModule(aot_model, graph, "Forward"), "forward", ctx).run
+
+
+def _mark_weights(graph: fx.Graph, example_inputs: Sequence[Any]) -> dict[int, Tensor]:
+    """Note which inputs are weights; their tensors by position."""
+    real = dict(enumerate(example_inputs)) | dict(enumerate(parameters_of_trace()))
+    found = {}
+    for number, node in enumerate(graph.find_nodes(op="placeholder")):
+        if is_weight(value := real.get(number)):
+            node.meta[WEIGHT] = True
+            found[number] = value
+    return found

@@ -1,0 +1,234 @@
+"""y * factor + summand, a number each for every channel, as part of the product that makes y.
+
+What is computed of weights is written as nodes, which become recipes of constants: in float64 if
+the weight has 32 bits, in float32 if it has 16, and rounded once, however much is folded.  Where a
+factor is infinite or NaN, so is all of its channel, though perhaps not in the same way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import fx
+
+from stator.graph.build import Builder, Value
+from stator.graph.edit import needed_by
+from stator.graph.rules import layout_of
+from stator.graph.run import Ctx
+from stator.passes.freezing.take_constants import constant_nodes
+
+aten = torch.ops.aten
+
+PRODUCTS: Final = (aten.convolution.default, aten.mm.default, aten.addmm.default)
+VIEWS: Final = (
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.unsqueeze.default,
+    aten.squeeze.dim,
+)
+TURNS: Final = (aten.t.default, aten.permute.default, aten.transpose.int)
+LARGE: Final = 1 << 18  # elements of a weight that is not held twice for the sake of a fold
+
+Affine = Callable[..., tuple[Any, Any]]  # factor and summand of constants; None changes nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A convolution or matrix product; its result has channels along axis 1."""
+
+    node: fx.Node
+    read: fx.Node  # the result, or a view of it
+
+    @staticmethod
+    def behind(read: Any) -> Product | None:
+        """The product that `read` is a view of."""
+        node = read
+        while isinstance(node, fx.Node) and node.target in VIEWS:
+            node = node.args[0]
+        is_product = isinstance(node, fx.Node) and node.target in PRODUCTS
+        return Product(node, read) if is_product else None
+
+    @property
+    def is_convolution(self) -> bool:
+        """Whether it is of images."""
+        return self.node.target is aten.convolution.default
+
+    @property
+    def weight(self) -> fx.Node:
+        """What the input is multiplied by."""
+        weight = self.node.args[1 if self.is_convolution else -1]
+        assert isinstance(weight, fx.Node), "an operand is a node"
+        return weight
+
+    @property
+    def bias(self) -> Any:
+        """What is added: a node or None."""
+        if self.is_convolution:
+            return self.node.args[2]
+        return self.node.args[0] if self.node.target is aten.addmm.default else None
+
+    @property
+    def channels(self) -> int:
+        """How many there are."""
+        return int(self.node.meta["val"].size(1))
+
+    def has_channels(self, axis: int) -> bool:
+        """Whether the value that is read has the channels along an axis."""
+        if self.read is self.node:
+            return axis == 1
+        _, channels, *rest = self.node.meta["val"].size()
+        size, *behind = self.read.meta["val"].size()[axis:]
+        is_known = all(isinstance(n, int) for n in (*rest, size, *behind))
+        return is_known and size == channels and math.prod(rest) == math.prod(behind)
+
+    def why_not(self, settled: Collection[fx.Node]) -> str | None:
+        """None if its weight and bias may be others; otherwise the reason, for the log."""
+        if self.weight not in settled:
+            return "the weight before it is no constant"
+        if self.bias is not None and self.bias not in settled:
+            return "the bias before it is no constant"
+        value = self.weight.meta["val"]
+        if self.node.kwargs or not value.dtype.is_floating_point:
+            return "what stands before it is no plain product of floating-point numbers"
+        if not value.numel():
+            return "the weight before it is empty"
+        node = self.read
+        while len(node.users) == 1:
+            if node is self.node:
+                return None
+            node = node.args[0]
+        return f"others read {node.name}, too"
+
+    def why_not_scaled(self) -> str | None:
+        """None if its weight may be replaced by another of its size; otherwise the reason."""
+        above, node = [self.weight], self.weight
+        while node.op == "call_function" and len(node.all_input_nodes) == 1:
+            (node,) = node.all_input_nodes
+            above.append(node)
+        shared = [one for one in above if len(one.users) > 1]
+        if shared and shared[0].meta["val"].numel() > LARGE:
+            return f"others read {shared[0].name}, which is large, too"
+        return None
+
+
+def fold(
+    product: Product, result: fx.Node, affine: Affine, constants: Sequence[Any], ctx: Ctx
+) -> str | None:
+    """Let `product` compute the affine function that `result` is; the reason, if it may not."""
+    was, now = result.meta["val"], product.read.meta["val"]
+    if (was.dtype, layout_of(was)) != (now.dtype, layout_of(now)):
+        return f"it makes {was.dtype} {tuple(was.size())} of {now.dtype} {tuple(now.size())}"
+    _hoist(constants, product.node)
+    builder = Builder(product.node.graph, product.node)
+    weight, bias = builder.run(_folded, product, affine, product.weight, product.bias, *constants)
+    settled = constant_nodes(product.node.graph)
+    reason = None
+    if weight not in settled or (bias is not None and bias not in settled):
+        reason = "what would be read in its place is too large to keep"
+    elif not ctx.fuel.spend(f"fold: {result.name}"):
+        reason = "there is no fuel left"
+    if reason is not None:
+        builder.take_back()
+        return reason
+    new = _rewritten(product, weight, bias)
+    result.replace_all_uses_with(new if product.read is product.node else product.read)
+    return None
+
+
+def _hoist(constants: Sequence[Any], place: fx.Node) -> None:
+    """Move constants before `place`, where they are to be read."""
+    needed = needed_by(one for one in constants if isinstance(one, fx.Node))
+    for node in sorted(one for one in needed if place < one):
+        place.prepend(node)
+
+
+def _folded(
+    product: Product, affine: Affine, weight: Value, bias: Value | None, *constants: Any
+) -> tuple[Value, Value | None]:
+    factor, summand = affine(*(_by_channel(one) for one in constants))
+    total = None if bias is None else _wide(bias)
+    exact = weight
+    if factor is not None:
+        exact = _unrounded(weight)
+        wide = torch.float64 if exact.dtype.itemsize > 2 else torch.float32
+        exact = _cast(exact, wide) * _spread(product, factor, wide)
+        total = None if total is None else total * factor
+    if summand is not None:
+        total = _filled(product, weight, summand) if total is None else total + summand
+    return _cast(exact, weight.dtype), None if total is None else _cast(total, weight.dtype)
+
+
+def _by_channel(constant: Any) -> Any:
+    """A constant as a vector of float64; numbers and None stay."""
+    if not isinstance(constant, Value):
+        return constant
+    wide = _wide(constant)
+    return wide if wide.ndim == 1 else aten.view.default(wide, [constant.value.numel()])
+
+
+def _wide(value: Value) -> Any:
+    return _cast(_unrounded(value), torch.float64)
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    return value if value.dtype == dtype else aten._to_copy.default(value, dtype=dtype)
+
+
+def _unrounded(value: Value) -> Value:
+    """What a value was before it was rounded to fewer bits."""
+    node = value.node
+    if node.op != "call_function" or node.target not in (aten._to_copy.default, *TURNS):
+        return value
+    source = value.tracer.proxy(node.args[0])
+    if node.target in TURNS:
+        inner = _unrounded(source)
+        return value if inner is source else node.target(inner, *node.args[1:])
+    is_rounded = source.dtype.is_floating_point and source.dtype.itemsize > value.dtype.itemsize
+    return _unrounded(source) if is_rounded and set(node.kwargs) == {"dtype"} else value
+
+
+def _spread(product: Product, factor: Any, wide: torch.dtype) -> Any:
+    """The factors of channels as a tensor that multiplies the weight."""
+    if not isinstance(factor, Value):
+        return factor
+    factor = _cast(factor, wide)
+    if not product.is_convolution or factor.shape[0] == 1:
+        return factor
+    depth, *rest = product.weight.meta["val"].size()
+    is_transposed, groups = product.node.args[6], product.node.args[8]
+    ones = [1] * len(rest[1:])
+    if not is_transposed:
+        return aten.view.default(factor, [depth, 1, *ones])
+    # Rows are inputs: those of a group meet the channels of the group alone.
+    grouped = aten.view.default(factor, [groups, 1, rest[0]])
+    repeated = aten.expand.default(grouped, [groups, depth // groups, rest[0]])
+    return aten.view.default(
+        aten.clone.default(repeated, memory_format=torch.contiguous_format), [depth, rest[0], *ones]
+    )
+
+
+def _filled(product: Product, weight: Value, summand: Any) -> Any:
+    """A summand for every channel."""
+    if isinstance(summand, Value):
+        return aten.expand.default(summand, [product.channels])
+    return aten.new_full.default(weight, [product.channels], summand, dtype=torch.float64)
+
+
+def _rewritten(product: Product, weight: fx.Node, bias: fx.Node | None) -> fx.Node:
+    node, graph = product.node, product.node.graph
+    arguments = (*node.args[:1], weight, bias, *node.args[3:])
+    target = node.target
+    if not product.is_convolution:
+        x = node.args[-2]
+        arguments = (x, weight) if bias is None else (bias, x, weight)
+        target = aten.mm.default if bias is None else aten.addmm.default
+    with graph.inserting_before(node):
+        new = graph.call_function(target, arguments)
+    new.meta = dict(node.meta)
+    node.replace_all_uses_with(new)
+    graph.erase_node(node)
+    return new

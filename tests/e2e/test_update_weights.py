@@ -1,0 +1,161 @@
+"""Frozen programs get new weights, under load, and lose nothing when that fails."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import stator
+from stator.core.events import last_compilation
+from stator.errors import OptionError
+from stator.runtime import constants
+from tests.passes.freezing.ways import expected_ways
+
+X = torch.randn(5, 256)
+
+
+@pytest.fixture(autouse=True)
+def the_expected_way() -> Iterator[None]:
+    torch._dynamo.reset()
+    with expected_ways():
+        yield
+
+
+def two_layers() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256, bias=False))
+
+
+def frozen(net: nn.Module, **options: Any) -> Any:
+    return stator.compile(net, strict=True, cache=False, freezing=True, **options)
+
+
+def close(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_new_weights_are_read_and_nothing_is_compiled() -> None:
+    net, other = two_layers(), two_layers()
+    run = frozen(net)
+    close(run(X), net(X))
+    record = last_compilation()
+    stator.update_weights(run, other.state_dict())
+    close(run(X), other(X))
+    close(net(X), other(X))
+    assert last_compilation() is record
+
+
+@torch.no_grad()
+def test_some_of_the_weights_may_be_given() -> None:
+    net = two_layers()
+    run = frozen(net)
+    run(X)
+    lora = net[0].weight + 0.1 * torch.randn(256, 4) @ torch.randn(4, 256)
+    stator.update_weights(run, {"0.weight": lora})
+    close(run(X), net(X))
+    assert torch.equal(net[0].weight, lora)
+
+
+@torch.no_grad()
+def test_names_of_the_compiled_module_are_known() -> None:
+    net, other = two_layers(), two_layers()
+    run = frozen(net)
+    run(X)
+    stator.update_weights(run, {f"_orig_mod.{k}": v for k, v in other.state_dict().items()})
+    close(run(X), other(X))
+
+
+@torch.no_grad()
+def test_weights_given_before_the_first_call_are_read_by_it() -> None:
+    net, other = two_layers(), two_layers()
+    run = frozen(net)
+    stator.update_weights(run, other.state_dict())
+    close(run(X), other(X))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"0.wieght": torch.zeros(256, 256)}, "did you mean '0.weight'"),
+        ({"0.weight": torch.zeros(256, 255)}, "float32[256, 256]"),
+        ({"0.weight": torch.zeros(256, 256).double()}, "cannot become"),
+        ({"0.weight": 3}, "cannot become 3"),
+    ],
+)
+def test_wrong_weights_are_refused_and_nothing_changes(given: Any, said: str) -> None:
+    net = two_layers()
+    run = frozen(net)
+    before = run(X)
+    good = {"2.weight": torch.zeros(256, 256)}
+    with pytest.raises(OptionError) as error:
+        stator.update_weights(run, good | given)
+    assert said in str(error.value)
+    assert torch.equal(run(X), before)
+    close(net(X), before)
+
+
+def test_what_has_no_weights_is_refused() -> None:
+    with pytest.raises(OptionError, match="has no weights"):
+        stator.update_weights(lambda x: x, {})
+
+
+@torch.no_grad()
+def test_a_failure_midway_leaves_all_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, other = two_layers(), two_layers()
+    run = frozen(net)
+    before = run(X)
+    made, calls = constants.made, []
+
+    def failing(*arguments: Any) -> Any:
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise MemoryError("no room")
+        return made(*arguments)
+
+    monkeypatch.setattr(constants, "made", failing)
+    with pytest.raises(MemoryError):
+        stator.update_weights(run, other.state_dict())
+    monkeypatch.undo()
+    assert torch.equal(run(X), before)
+    close(net(X), before)
+
+
+def test_a_hundred_swaps_under_load_give_no_wrong_answer() -> None:
+    """A result is the square of one swap's number: a mixture of two would be none."""
+    net = nn.Sequential(nn.Linear(256, 256, bias=False), nn.Linear(256, 256, bias=False))
+    states = [{f"{i}.weight": torch.eye(256) * (k + 1) for i in (0, 1)} for k in range(10)]
+    right = {float((k + 1) ** 2) for k in range(10)}
+    net.load_state_dict(states[0])
+    run, x = frozen(net), torch.ones(3, 256)
+    seen: set[float] = set()
+    failures: list[BaseException] = []
+    done = threading.Event()
+
+    def serve() -> None:
+        try:
+            with torch.no_grad():
+                while not done.is_set():
+                    seen.update(run(x).flatten().tolist())
+        except BaseException as error:
+            failures.append(error)
+
+    with torch.no_grad():
+        run(x)
+    workers = [threading.Thread(target=serve) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    for number in range(100):
+        stator.update_weights(run, states[number % 10])
+    done.set()
+    for worker in workers:
+        worker.join()
+    assert not failures
+    assert seen <= right
+    with torch.no_grad():
+        assert run(x)[0, 0] == 100.0
