@@ -12,10 +12,11 @@ from stator.cache.programs import Programs
 from stator.core.events import Compilation, start_compilation
 from stator.core.fallback import explained, note_fallback
 from stator.core.torch_types import Flat
+from stator.errors import OptionError
 from stator.graph.capture import attribute_tensors
 from stator.options import Options, read_options
 from stator.stored import Captured, find_programs, restored, weight_positions, why_not_kept
-from stator.torch_api import NEEDS_VALUES, TracingContext, fake_inputs, guard_count
+from stator.torch_api import NEEDS_VALUES, TracingContext, fake_inputs, guard_count, is_weight
 
 TORCH_COMPILE_KEYWORDS = ("dynamic", "fullgraph", "disable")
 
@@ -30,11 +31,20 @@ def compile(
     `dynamic`, `fullgraph` and `disable` of torch.compile."""
     passed = {name: options.pop(name) for name in TORCH_COMPILE_KEYWORDS if name in options}
     checked = read_options(mode, options)
+    if checked.discard_parameters and not checked.freezing:
+        raise OptionError("discard_parameters without freezing", hint="give freezing=True as well")
 
     def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         return compile_fx(module, inputs, options=checked)
 
+    if checked.discard_parameters:  # what is left of weights no longer fits Dynamo's guards
+        passed["options"] = {"guard_filter_fn": not_on_weights}
     return torch.compile(function, backend=backend, **passed)
+
+
+def not_on_weights(guards: Sequence[Any]) -> list[bool]:
+    """Which of Dynamo's guards to keep: those that do not look at a weight."""
+    return [not is_weight(guard.value) for guard in guards]
 
 
 def compile_fx(
@@ -50,6 +60,11 @@ def compile_fx(
     `Options.strict` it raises.  Where the program looks at values, Dynamo breaks the graph.
     """
     chosen = read_options(mode, options)
+    if chosen.discard_parameters and not isinstance(options, Options):
+        raise OptionError(
+            "discard_parameters cannot be an option of torch.compile, whose guards read weights",
+            hint="use stator.compile(model, freezing=True, discard_parameters=True)",
+        )
     record = start_compilation()
     eager: Callable[..., Any] = module.forward
     try:

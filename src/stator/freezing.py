@@ -21,6 +21,7 @@ from stator.passes.freezing.pack_linear import pack_linear
 from stator.passes.freezing.take_constants import take_constants
 from stator.pipeline import FREEZING, compile_half
 from stator.runtime.constants import programs_of
+from stator.runtime.discarded import is_discarded
 from stator.torch_api import is_weight, parameters_of_trace
 
 __all__ = ["freeze", "fw_compiler_freezing", "update_weights"]
@@ -45,20 +46,23 @@ def update_weights(compiled: Any, state_dict: Mapping[str, Tensor]) -> None:
         **dict(module.named_buffers(remove_duplicate=False)),
     }
     fresh = {id(weight): (weight, value) for weight, value in _pairs(held, state_dict)}
-    before = {key: weight.data for key, (weight, _) in fresh.items()}
+    before = {key: w.data for key, (w, _) in fresh.items() if not is_discarded(w)}
     affected = programs_of(weight for weight, _ in fresh.values())
     swapped = [(program, program.state, program.tensors, program.made) for program in affected]
     for program in affected:
         program.is_updating = True
     try:
-        for weight, value in fresh.values():
-            laid = torch.empty_strided(weight.size(), weight.stride(), dtype=weight.dtype)
-            weight.data = laid.copy_(value.detach())
+        for key, (weight, value) in fresh.items():
+            if key in before:
+                laid = torch.empty_strided(weight.size(), weight.stride(), dtype=weight.dtype)
+                weight.data = laid.copy_(value.detach())
+        values = {key: weight if key in before else value for key, (weight, value) in fresh.items()}
         for program in affected:
-            program.follow_again()
+            assert program.state is not None, "it has made something"
+            program.follow(program.state.weights, values)
     except BaseException:
-        for key, (weight, _) in fresh.items():
-            weight.data = before[key]
+        for key in before:
+            fresh[key][0].data = before[key]
         for program, state, tensors, made in swapped:
             program.state, program.tensors, program.made = state, tensors, made
         raise

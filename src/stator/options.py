@@ -43,6 +43,7 @@ class Options:
     fuel: int | None = None  # how many rewrites may fire; None: all
     fuel_log: Path | None = field(default=None, metadata=UNKEYED)  # each rewrite is written here
     freezing: bool = False  # inference: weights are constants, folded and packed once
+    discard_parameters: bool = False  # with freezing: weights are given back once they are packed
     pack_weights: bool = True  # inference: weights are packed at their first use, and when changed
     memory_budget: float = 1.0  # share of the usual that the backward may keep of the forward
     memory_limit: int | str | None = None  # bytes that a step may hold at once, or "8GiB"

@@ -181,7 +181,8 @@ def compile_half(module: fx.GraphModule, name: str, ctx: Ctx) -> CompiledGraph:
     if ctx.options.freezing:
         run_passes(FREEZING, module.graph, ctx, name)
     run_passes(with_registered("post_grad", POST_GRAD), module.graph, ctx, name)
-    constants = take_constants(module.graph, frozen=ctx.options.freezing)
+    freezing, discards = ctx.options.freezing, ctx.options.discard_parameters
+    constants = take_constants(module.graph, frozen=freezing, discards=discards)
     plan, memory, label = _planned(module, name, ctx)
     with ctx.record.stage(f"{name}/executor", len(plan.steps)):
         compiled = _executor(plan, memory, (name, label), ctx)

@@ -510,6 +510,9 @@ def parameters_of_trace() -> list[Any]:
     return list(getattr(context, "params_flat_unwrap_subclasses", None) or ())
 
 
+without_overrides = torch._C.DisableTorchFunctionSubclass  # a subclass is a plain tensor inside
+
+
 def is_weight(value: Any) -> bool:
     """Whether Dynamo found a tensor on a module, and a write to it would be counted."""
     held = isinstance(value, torch.nn.Parameter) or hasattr(value, "_dynamo_static_input_type")

@@ -249,6 +249,7 @@ OPTIONS: Final[dict[str, Any]] = {
     "skip": ("drop_noops",),
     "fuel": 3,
     "freezing": True,
+    "discard_parameters": True,
     "pack_weights": False,
     **{"memory_budget": 0.5, "memory_limit": 1 << 30, "save_policy": len, "knapsack": "ilp"},
     **{"aggressive_recomputation": True, "recompute_costs": "profile", "explain_memory": True},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ import stator
 from stator.core.events import last_compilation
 from stator.errors import OptionError
 from stator.runtime import constants
+from stator.runtime.discarded import Gone
 from tests.passes.freezing.ways import expected_ways
 
 X = torch.randn(5, 256)
@@ -159,3 +160,34 @@ def test_a_hundred_swaps_under_load_give_no_wrong_answer() -> None:
     assert seen <= right
     with torch.no_grad():
         assert run(x)[0, 0] == 100.0
+
+
+@torch.no_grad()
+def test_discarded_weights_are_gone_and_say_so() -> None:
+    net, other = two_layers(), two_layers()
+    expected = net(X)
+    run = frozen(net, discard_parameters=True)
+    for _ in range(3):
+        close(run(X), expected)
+    assert net[0].weight.shape == (256, 256)
+    touches: list[Callable[[], Any]] = [
+        lambda: net(X),
+        lambda: net[0].weight + 1,
+        lambda: net[2].weight.data,
+    ]
+    for touch in touches:
+        with pytest.raises(Gone, match="discard_parameters"):
+            touch()
+    stator.update_weights(run, other.state_dict())
+    close(run(X), other(X))
+    stator.update_weights(run, {"2.weight": torch.zeros(256, 256)})
+    close(run(X), torch.zeros(5, 256))
+
+
+def test_discarding_is_refused_where_it_cannot_work() -> None:
+    with pytest.raises(OptionError, match="without freezing"):
+        stator.compile(two_layers(), discard_parameters=True)
+    options = {"freezing": True, "discard_parameters": True}
+    run = torch.compile(two_layers(), backend="stator", options=options)
+    with torch.no_grad(), pytest.raises(Exception, match=r"stator\.compile"):
+        run(X)

@@ -79,3 +79,4 @@ class Constants:
     recipes: tuple[Recipe, ...]
     arguments: tuple[int, ...]  # inputs of the program that it still reads
     frozen: bool  # made once and for all; otherwise again, when weights have changed
+    discards: bool = False  # weights are given back once everything is made of them

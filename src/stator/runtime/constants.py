@@ -23,6 +23,7 @@ from torch import Tensor
 
 from stator.core.torch_types import Boxed
 from stator.graph.recipe import Constants, Recipe
+from stator.runtime.discarded import discard, is_discarded
 from stator.runtime.native.image import Image, load_image
 from stator.runtime.native.prelude import sampler
 
@@ -59,9 +60,9 @@ class State:
     """Weights as they were when something was made of them."""
 
     weights: tuple[Tensor, ...]
-    stamps: tuple[tuple[int, int], ...]
-    pieces: Any  # addresses and lengths for the sampler
-    sample: int
+    stamps: tuple[tuple[int, int], ...] = ()
+    pieces: Any = ()  # addresses and lengths for the sampler
+    sample: int = 0
 
     @staticmethod
     def of(weights: Sequence[Tensor]) -> State:
@@ -125,7 +126,7 @@ def made(recipe: Recipe, weights: Sequence[Tensor]) -> Made:
     key = (recipe.text, *(id(weight) for weight in weights))
     with _lock:
         known = _shelf.get(key)
-        if known is not None and known.state.is_now(weights):
+        if known is not None and (any(map(is_discarded, weights)) or known.state.is_now(weights)):
             return known
         fresh = _shelf[key] = Made(recipe.make(weights), State.of(weights))
         return fresh
@@ -154,8 +155,10 @@ class Program:
         weights = [arguments[index] for index in self.inputs]
         state = self.state
         if state is None:
-            self.follow(dict(zip(self.inputs, weights, strict=True)))
-        elif not state.is_now(weights):
+            self.follow(weights)
+            if self.constants.discards:
+                self._discard(weights)
+        elif not (self.constants.discards or state.is_now(weights)):
             self._changed(weights, state)
         given = [arguments[index] for index in self.constants.arguments]
         given += self.tensors
@@ -164,7 +167,7 @@ class Program:
 
     def _changed(self, weights: Sequence[Tensor], state: State) -> None:
         if not self.constants.frozen:
-            self.follow(dict(zip(self.inputs, weights, strict=True)))
+            self.follow(weights)
         elif not (self.has_warned or self.is_updating or self.state is not state):
             self.has_warned = True
             warnings.warn(
@@ -173,16 +176,28 @@ class Program:
                 stacklevel=2,
             )
 
-    def follow_again(self) -> None:
-        """Make the constants anew, of the weights that they were made of."""
-        assert self.state is not None, "it was called before"
-        self.follow(dict(zip(self.inputs, self.state.weights, strict=True)))
+    def follow(self, weights: Sequence[Tensor], given: Mapping[int, Tensor] | None = None) -> None:
+        """Make the constants anew, of `weights`; some are `given` in place of those, by their id.
 
-    def follow(self, weights: Mapping[int, Tensor]) -> None:
-        """Make the constants anew, of `weights` by the positions of inputs."""
-        fresh = tuple(
-            made(recipe, [weights[index] for index in recipe.weights])
-            for recipe in self.constants.recipes
+        What depends on none of the latter stays as it is.
+        """
+        values = [(given or {}).get(id(weight), weight) for weight in weights]
+        by_position = dict(zip(self.inputs, values, strict=True))
+        taken = {i for i, w in zip(self.inputs, weights, strict=True) if id(w) in (given or {})}
+        fresh = []
+        for number, recipe in enumerate(self.constants.recipes):
+            if given is None or not self.made or not taken.isdisjoint(recipe.weights):
+                fresh.append(made(recipe, [by_position[index] for index in recipe.weights]))
+            else:
+                fresh.append(self.made[number])
+        state = State.of(weights) if not self.constants.discards else State(tuple(weights))
+        self.made, self.tensors, self.state = (
+            tuple(fresh),
+            tuple(one.tensor for one in fresh),
+            state,
         )
-        state = State.of([weights[index] for index in self.inputs])
-        self.made, self.tensors, self.state = fresh, tuple(m.tensor for m in fresh), state
+
+    def _discard(self, weights: Sequence[Tensor]) -> None:
+        for index, weight in zip(self.inputs, weights, strict=True):
+            if index not in self.constants.arguments:
+                discard(weight)

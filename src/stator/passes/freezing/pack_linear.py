@@ -54,7 +54,7 @@ def pack_linear(graph: fx.Graph, ctx: Ctx) -> int:
         linear = _linear(node)
         if linear is None or linear.turned not in settled:
             continue
-        way, reason = _way(linear)
+        way, reason = _way(linear, discards=ctx.options.discard_parameters)
         if reason is None and not ctx.fuel.spend(f"pack_linear: {linear.node.name}"):
             continue
         said = f"reads its weight packed by {way}" if reason is None else f"not packed: {reason}"
@@ -76,8 +76,11 @@ def _linear(node: fx.Node) -> Linear | None:
     return None
 
 
-def _way(linear: Linear) -> tuple[str, str | None]:
-    """How the product is fastest; the reason, if that is as it stands."""
+def _way(linear: Linear, *, discards: bool) -> tuple[str, str | None]:
+    """How the product is fastest; the reason, if that is as it stands.
+
+    `discards`: the weight goes when it is packed, and MKL's product would hold on to it.
+    """
     x, turned = linear.x.meta["val"], linear.turned.meta["val"]
     if x.device.type != "cpu" or {x.dtype, turned.dtype} != {torch.float32}:
         return "", "it is not of float32 on the CPU"
@@ -91,6 +94,8 @@ def _way(linear: Linear) -> tuple[str, str | None]:
     by_rows = turned.stride() == (1, depth)
     key = ("linear", rows, depth, width, linear.bias is not None, by_rows)
     way, seconds = fastest(key, lambda: _ways(rows, depth, width, linear.bias is not None, by_rows))
+    if discards and onednn_linear() is not None and way == "MKL":
+        way = "oneDNN"
     if way == "plain":
         told = ", ".join(f"{name} {1e3 * s:.2f} ms" for name, s in seconds.items())
         return way, f"it is no faster ({told})"

@@ -19,10 +19,11 @@ GROWTH: Final = 2  # times the bytes of its weights that a constant may take, be
 SPARE: Final = 1 << 20  # so many
 
 
-def take_constants(graph: fx.Graph, *, frozen: bool) -> Constants:
+def take_constants(graph: fx.Graph, *, frozen: bool, discards: bool = False) -> Constants:
     """Replace what can be made of weights once by further inputs; return how it is made.
 
     `frozen`: all of it, the weights themselves included.  Otherwise what is packed alone.
+    `discards`: weights are given back when it is made.
 
     before: graph(x, w, b):      p = pack(w);  y = linear(x, p, b)
     after:  graph(x, b, pack):   y = linear(x, pack, b)            pack = recipe of w
@@ -50,7 +51,7 @@ def take_constants(graph: fx.Graph, *, frozen: bool) -> Constants:
     kept = [node for node in inputs if node.users or WEIGHT not in node.meta]
     for node in set(inputs) - set(kept):
         graph.erase_node(node)
-    return Constants(tuple(recipes), tuple(position[node] for node in kept), frozen)
+    return Constants(tuple(recipes), tuple(position[node] for node in kept), frozen, discards)
 
 
 def constant_nodes(graph: fx.Graph) -> dict[fx.Node, None]:
