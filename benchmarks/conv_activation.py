@@ -25,8 +25,8 @@ from benchmarks.machine import KEEPS_PAGES, THREADS
 from benchmarks.results import markdown_table
 from benchmarks.row import SEED, Budget, Series, interleave
 from benchmarks.spread import Spread
+from stator.ops.libraries import onednn_convolution
 from stator.passes.post_grad.fuse_conv_activation import ACTIVATIONS, DEEPEST, fuse
-from stator.torch_api import onednn_convolution
 
 Shape = tuple[int, int, int, int, int]  # images, channels, side, channels made, window
 

@@ -463,47 +463,6 @@ def is_fake(value: torch.Tensor) -> bool:
     return type(value) is FakeTensor or type(value) is torch.nn.Parameter
 
 
-def onednn_linear() -> Any:
-    """oneDNN's x @ w.t() + b on plain tensors; None where torch was built or is run without it."""
-    return _onednn("_linear_pointwise")
-
-
-def onednn_convolution() -> Any:
-    """oneDNN's convolution with an activation behind it, on plain tensors; None as above."""
-    return _onednn("_convolution_pointwise")
-
-
-def _onednn(name: str) -> Any:
-    if not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled):
-        return None
-    return getattr(getattr(torch.ops.mkldnn, name, None), "default", None)
-
-
-def mkl_linear() -> Any:
-    """MKL's x @ w.t() + b on a packed weight; None where torch was built without it."""
-    if not torch.backends.mkl.is_available() or _onednn("_linear_pointwise") is None:
-        return None  # torch packs for MKL in tensors of oneDNN's
-    return getattr(getattr(torch.ops.mkl, "_mkl_linear", None), "default", None)
-
-
-def pack_for_mkl(weight: torch.Tensor, rows: int) -> torch.Tensor:
-    """A weight for `mkl_linear`."""
-    packed: torch.Tensor = torch.ops.mkl._mkl_reorder_linear_weight(weight, rows)
-    return packed
-
-
-def pack_for_onednn(weight: torch.Tensor, rows: int) -> torch.Tensor:
-    """A weight for `onednn_linear`."""
-    packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
-    return packed
-
-
-def pack_convolution(weight: torch.Tensor, *shape: Any) -> torch.Tensor:
-    """A weight for `onednn_convolution`: padding, stride, dilation, groups, size of the image."""
-    packed: torch.Tensor = torch.ops.mkldnn._reorder_convolution_weight(weight, *shape)
-    return packed
-
-
 def parameters_of_trace() -> list[Any]:
     """Parameters and buffers of the program that PyTorch's own autograd is compiling, if any."""
     context = TracingContext.try_get()

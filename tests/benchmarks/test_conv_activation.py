@@ -6,8 +6,8 @@ import pytest
 
 from benchmarks.conv_activation import BEHIND, SHAPES, line, measure
 from benchmarks.row import Budget
+from stator.ops.libraries import onednn_convolution
 from stator.passes.post_grad.fuse_conv_activation import ACTIVATIONS
-from stator.torch_api import onednn_convolution
 
 pytestmark = pytest.mark.skipif(onednn_convolution() is None, reason="torch has no oneDNN here")
 

@@ -15,9 +15,9 @@ import pytest
 from docs.passes import STAGES, before_and_after, rule_example
 from stator.graph.edit import WEIGHT
 from stator.graph.rules import Rule
+from stator.ops.libraries import onednn_linear
 from stator.patterns import fwd_only
 from stator.rules.all import RULES
-from stator.torch_api import onednn_linear
 from tests.golden.rewrites import CAPTURED, TRACED, Example
 from tests.passes.freezing.ways import expected_ways
 from tests.passes.pre_grad.test_fuse_attention import captured

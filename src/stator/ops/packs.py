@@ -12,7 +12,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from stator.torch_api import pack_convolution, pack_for_mkl, pack_for_onednn
+from stator.ops.libraries import pack_convolution, pack_for_mkl, pack_for_onednn
 
 
 def mkl_linear_weight(weight: Tensor, rows: int) -> Tensor:

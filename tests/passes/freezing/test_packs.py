@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from stator.ops.libraries import mkl_linear, onednn_linear
 from stator.passes.freezing.pack_convolution import pack_convolution
 from stator.passes.freezing.pack_linear import pack_linear
-from stator.torch_api import mkl_linear, onednn_linear
 from tests.passes.freezing.graphs import rewritten, run_with_constants
 from tests.passes.freezing.ways import expected_ways
 

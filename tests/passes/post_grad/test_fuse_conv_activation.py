@@ -14,8 +14,8 @@ import stator
 from stator.core.fuel import Fuel
 from stator.graph.run import Ctx
 from stator.graph.verify import verify
+from stator.ops.libraries import onednn_convolution
 from stator.passes.post_grad.fuse_conv_activation import fuse_conv_activation
-from stator.torch_api import onednn_convolution
 from tests.rules.tracing import targets, traced
 
 pytestmark = pytest.mark.skipif(onednn_convolution() is None, reason="torch has no oneDNN here")

@@ -13,8 +13,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from stator.core.fuel import Fuel
 from stator.graph.run import Ctx
 from stator.graph.verify import verify
+from stator.ops.libraries import onednn_linear
 from stator.passes.post_grad.linear_to_onednn import LARGE_WEIGHT, linear_to_onednn
-from stator.torch_api import onednn_linear
 
 pytestmark = pytest.mark.skipif(onednn_linear() is None, reason="torch has no oneDNN here")
 

@@ -8,10 +8,10 @@ import torch
 from torch import fx
 
 from stator.graph.run import Ctx
+from stator.ops.libraries import onednn_convolution
 from stator.ops.packs import onednn_convolution_weight
 from stator.passes.freezing.measure import Ways, fastest
 from stator.passes.freezing.take_constants import constant_nodes
-from stator.torch_api import onednn_convolution
 
 aten = torch.ops.aten
 

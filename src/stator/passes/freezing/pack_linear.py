@@ -14,10 +14,10 @@ import torch
 from torch import fx
 
 from stator.graph.run import Ctx
+from stator.ops.libraries import mkl_linear, onednn_linear
 from stator.ops.packs import mkl_linear_weight, onednn_linear_weight
 from stator.passes.freezing.measure import Ways, fastest
 from stator.passes.freezing.take_constants import constant_nodes
-from stator.torch_api import mkl_linear, onednn_linear
 
 aten = torch.ops.aten
 

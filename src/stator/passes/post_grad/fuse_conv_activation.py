@@ -12,8 +12,8 @@ import torch
 from torch import fx
 
 from stator.graph.run import Ctx
+from stator.ops.libraries import onednn_convolution
 from stator.ops.table import POINTWISE, RULES, VIEW_RULES
-from stator.torch_api import onednn_convolution
 
 aten = torch.ops.aten
 

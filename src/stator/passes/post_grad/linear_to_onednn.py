@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from stator.graph.run import Ctx
-from stator.torch_api import onednn_linear
+from stator.ops.libraries import onednn_linear
 
 aten = torch.ops.aten
 

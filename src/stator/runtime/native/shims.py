@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import torch
 
-from stator.torch_api import mkl_linear, onednn_convolution, onednn_linear
+from stator.ops.libraries import mkl_linear, onednn_convolution, onednn_linear
 
 aten: Final = torch.ops.aten
 

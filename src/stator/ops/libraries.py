@@ -1,0 +1,59 @@
+"""Products and convolutions of the libraries that torch was built with: oneDNN and MKL."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stator.torch_api import operator_named
+
+
+def onednn_linear() -> Any:
+    """oneDNN's x @ w.t() + b; None where torch was built or is run without it."""
+    return _onednn("_linear_pointwise")
+
+
+def onednn_convolution() -> Any:
+    """oneDNN's convolution with an activation behind it; None as above."""
+    return _onednn("_convolution_pointwise")
+
+
+def mkl_linear() -> Any:
+    """MKL's x @ w.t() + b on a packed weight; None where torch was built without it."""
+    if not torch.backends.mkl.is_available() or onednn_linear() is None:
+        return None  # torch packs for MKL in tensors of oneDNN's
+    return _operator("mkl::_mkl_linear")
+
+
+def pack_for_mkl(weight: Tensor, rows: int) -> Tensor:
+    """A weight for `mkl_linear`."""
+    packed: Tensor = operator_named("mkl::_mkl_reorder_linear_weight")(weight, rows)
+    return packed
+
+
+def pack_for_onednn(weight: Tensor, rows: int) -> Tensor:
+    """A weight for `onednn_linear`."""
+    packed: Tensor = operator_named("mkldnn::_reorder_linear_weight")(weight, rows)
+    return packed
+
+
+def pack_convolution(weight: Tensor, *shape: int | Sequence[int]) -> Tensor:
+    """A weight for `onednn_convolution`: padding, stride, dilation, groups, size of the image."""
+    packed: Tensor = operator_named("mkldnn::_reorder_convolution_weight")(weight, *shape)
+    return packed
+
+
+def _onednn(name: str) -> Any:
+    if not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled):
+        return None
+    return _operator(f"mkldnn::{name}")
+
+
+def _operator(name: str) -> Any:
+    try:
+        return operator_named(name)
+    except AttributeError:
+        return None
