@@ -11,7 +11,7 @@ from unittest import mock
 import torch
 
 from benchmarks.case import Kind, Program
-from benchmarks.record import EAGER, FROZEN, INDUCTOR, STATOR
+from benchmarks.record import EAGER, FROZEN, INDUCTOR, STATOR, STATOR_FROZEN
 
 # Strict: a fallback to eager would pass for a result.
 STATOR_OPTIONS: Final = {"strict": True, "cache": False}  # compile times are cold
@@ -45,19 +45,21 @@ class Watch:
 def contenders(kind: Kind, peer: bool) -> list[str]:
     """Who takes part: freezing is for inference, and for programs that have weights."""
     peers = [INDUCTOR, FROZEN] if kind == "infer" else [INDUCTOR]
-    return [EAGER, STATOR, *(peers if peer else [])]
+    ours = [STATOR, STATOR_FROZEN] if kind == "infer" else [STATOR]
+    return [EAGER, *ours, *(peers if peer else [])]
 
 
 def compiled(name: str, program: Program, watch: Watch) -> Program:
     """`program` as contender `name` runs it; it compiles at the first call, in `compiling`."""
     result: Program
     match name:
-        case "stator":
+        case "stator" | "stator_frozen":
             # Here, so that a Stator that does not even import leaves the others their times.
             from stator.backend import compile_fx
 
             backend = watch.around(compile_fx)
-            result = torch.compile(program, backend=backend, options=STATOR_OPTIONS)
+            freezing = {"freezing": True} if name == STATOR_FROZEN else {}
+            result = torch.compile(program, backend=backend, options=STATOR_OPTIONS | freezing)
         case "inductor":
             result = torch.compile(program, backend="inductor")
         case "frozen":

@@ -16,7 +16,8 @@ EAGER: Final = "eager"
 STATOR: Final = "stator"
 INDUCTOR: Final = "inductor"
 FROZEN: Final = "frozen"  # Inductor with freezing
-CONTENDERS: Final = (EAGER, STATOR, INDUCTOR, FROZEN)
+STATOR_FROZEN: Final = "stator_frozen"  # Stator with freezing
+CONTENDERS: Final = (EAGER, STATOR, STATOR_FROZEN, INDUCTOR, FROZEN)
 
 # A difference this small is none.
 TIE: Final = 0.02
@@ -88,8 +89,11 @@ class Row:
         return Spread.of_ratios(outcome.times, self.limits()).median if outcome else None
 
     def ahead_of_stator(self) -> list[str]:
-        """The contenders that are faster than Stator, by more than a tie."""
-        speeds = {name: self.speed(STATOR, name) for name in CONTENDERS if name != STATOR}
+        """The contenders that are faster than Stator, by more than a tie; frozen against frozen."""
+        frozen = STATOR_FROZEN if self.timed(STATOR_FROZEN) else STATOR
+        others = [name for name in CONTENDERS if name not in (STATOR, STATOR_FROZEN)]
+        ours = {name: frozen if name == FROZEN else STATOR for name in others}
+        speeds = {name: self.speed(own, name) for name, own in ours.items()}
         return [name for name, speed in speeds.items() if speed and speed.median < 1 - TIE]
 
 

@@ -8,19 +8,35 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from benchmarks.case import Kind
-from benchmarks.record import CONTENDERS, EAGER, FROZEN, INDUCTOR, STATOR, Outcome, Row
+from benchmarks.record import (
+    CONTENDERS,
+    EAGER,
+    FROZEN,
+    INDUCTOR,
+    STATOR,
+    STATOR_FROZEN,
+    Outcome,
+    Row,
+)
 from benchmarks.results import markdown_table
 from benchmarks.spread import Spread
 
-TITLES: Final = {EAGER: "eager", STATOR: "stator", INDUCTOR: "Inductor", FROZEN: "frozen"}
+TITLES: Final = {
+    EAGER: "eager",
+    STATOR: "stator",
+    STATOR_FROZEN: "stator frozen",
+    INDUCTOR: "Inductor",
+    FROZEN: "Inductor frozen",
+}
 DISTURBED: Final = 0.05  # share of the cores
 NOTHING: Final = "–"
 LEGEND: Final = (
     "Speed is over eager (above 1 is faster): median and quartiles of ratios, contenders called in"
-    " turn. *behind* names who is faster than stator. *limit* is what the bytes that must move take"
-    " at the speed of a copy of that size in the same rounds, or the products at the speed of a"
-    " matrix product, whichever is longer. *compile* is the backend's part of the first call,"
-    " caches empty and the backward's graph included; *first call* is all of it, Dynamo too."
+    " turn. *behind* names who is faster than stator, frozen against frozen. *limit* is what the"
+    " bytes that must move take at the speed of a copy of that size in the same rounds, or the"
+    " products at the speed of a matrix product, whichever is longer. *compile* is the backend's"
+    " part of the first call, caches empty and the backward's graph included; *first call* is all"
+    " of it, Dynamo too."
     " *foreign* is the share of the cores that other processes used; a star: disturbed."
 )
 

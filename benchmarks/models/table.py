@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from benchmarks.case import Case, Task
 from benchmarks.closeness import TOLERANCE
-from benchmarks.models import convolutional, dlrm, lstm, text, vit
+from benchmarks.models import convnext, convolutional, dlrm, lstm, text, vit
 from benchmarks.models.built import Builder, Built
 from benchmarks.work import weights_of
 
@@ -46,6 +46,8 @@ MODELS: Final = {
     "mobilenetv3": _model(
         convolutional.mobilenetv3, convolutional.FULL, convolutional.TINY, trains=False
     ),
+    "convnext": _model(convnext.convnext, convnext.FULL, convnext.TINY, trains=False),
+    "gpt2_16": _model(text.gpt2, text.GPT2_SIXTEEN, text.TINY, trains=False),
     "dlrm": _model(dlrm.dlrm, dlrm.CRITEO, dlrm.TINY, trains=False),
     "lstm": _model(lstm.lstm, lstm.FULL, lstm.TINY, trains=True),
 }

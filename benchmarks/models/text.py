@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -35,6 +35,7 @@ class Sizes:
 
 BERT_BASE: Final = Sizes(layers=12, width=768, heads=12, inner=3072, vocabulary=30522)
 GPT2_SMALL: Final = Sizes(layers=12, width=768, heads=12, inner=3072, vocabulary=50257)
+GPT2_SIXTEEN: Final = replace(GPT2_SMALL, batch=16)
 # Four layers of a small Llama: of a larger one products would be all that is measured.
 LLAMA_FOUR: Final = Sizes(layers=4, width=1024, heads=16, inner=2816, vocabulary=32000, key_heads=4)
 TINY: Final = Sizes(layers=1, width=32, heads=4, inner=48, vocabulary=97, length=11, key_heads=2)

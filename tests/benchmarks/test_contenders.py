@@ -30,6 +30,9 @@ def test_a_failure_passes_through_a_watch() -> None:
 
 
 def test_freezing_takes_part_in_inference_alone() -> None:
-    assert contenders("infer", peer=True) == ["eager", "stator", "inductor", "frozen"]
+    assert contenders("infer", peer=True) == [
+        *("eager", "stator", "stator_frozen"),
+        *("inductor", "frozen"),
+    ]
     assert contenders("train", peer=True) == ["eager", "stator", "inductor"]
-    assert contenders("infer", peer=False) == ["eager", "stator"]
+    assert contenders("infer", peer=False) == ["eager", "stator", "stator_frozen"]
