@@ -118,3 +118,19 @@ def test_a_transposed_convolution_is_left_alone_and_says_why() -> None:
             convolved, (torch.randn(1, 4, 5, 5), torch.randn(4, 3, 3, 3)), (1,), pack_convolution
         )
     assert "transposed" in ctx.record.notes[0]
+
+
+def test_a_bias_that_a_kernel_can_add_in_passing_is_not_laid_out_by_mkl() -> None:
+    if mkl_linear() is None:
+        pytest.skip("torch has no MKL here")
+    arguments = (torch.randn(4, 512), torch.randn(256, 512), torch.randn(256))
+
+    def activated(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return F.linear(x, w, b).view(2, 2, 256).relu()
+
+    for fn, names in ((activated, ["aten.add.Tensor"]), (linear, [])):
+        with expected_ways(named="MKL"):
+            module, _ = rewritten(fn, arguments, (1, 2), pack_linear)
+        assert [name for name in called(module) if "add" in name] == names
+        found, _ = run_with_constants(module, arguments)
+        torch.testing.assert_close(found[0], fn(*arguments), rtol=1e-5, atol=1e-4)

@@ -16,8 +16,10 @@ from torch import fx
 from stator.graph.run import Ctx
 from stator.ops.libraries import mkl_linear, onednn_linear
 from stator.ops.packs import mkl_linear_weight, onednn_linear_weight
+from stator.ops.table import POINTWISE, RULES, VIEW_RULES
 from stator.passes.freezing.measure import Ways, fastest
 from stator.passes.freezing.take_constants import constant_nodes
+from stator.torch_api import is_view_op
 
 aten = torch.ops.aten
 
@@ -132,10 +134,29 @@ def _rewrite(linear: Linear, way: str) -> None:
         weight.meta = {"val": linear.turned.meta["val"].t()}
         packed = graph.call_function(pack, (weight, rows))
         packed.meta = {"val": weight.meta["val"]}  # its sizes; nobody but the library reads it
-        arguments: tuple[Any, ...] = (linear.x, packed, linear.bias, "none", [], "")
         if way == "MKL":
-            arguments = (linear.x, packed, weight, linear.bias, rows)
-        product = graph.call_function(mkl_linear() if way == "MKL" else onednn_linear(), arguments)
+            # MKL adds to what is there: the bias is laid out row by row before.
+            apart = linear.bias is not None and _is_read_by_kernels(linear.node)
+            bias = None if apart else linear.bias
+            product = graph.call_function(mkl_linear(), (linear.x, packed, weight, bias, rows))
+            product.meta = dict(linear.node.meta)
+            if apart:
+                product = graph.call_function(aten.add.Tensor, (product, linear.bias))
+        else:
+            arguments: tuple[Any, ...] = (linear.x, packed, linear.bias, "none", [], "")
+            product = graph.call_function(onednn_linear(), arguments)
     product.meta = dict(linear.node.meta)
     linear.node.replace_all_uses_with(product)
     graph.erase_node(linear.node)
+
+
+def _is_read_by_kernels(node: fx.Node) -> bool:
+    """Whether all that read it are kernels, which add a bias in passing."""
+    readers = list(node.users)
+    while readers:
+        reader = readers.pop()
+        if reader.target in VIEW_RULES and is_view_op(reader.target):
+            readers += reader.users
+        elif not any(reader.target in table for table in (POINTWISE, RULES)):
+            return False
+    return True
