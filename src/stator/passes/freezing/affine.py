@@ -20,6 +20,7 @@ from stator.graph.edit import needed_by
 from stator.graph.rules import layout_of
 from stator.graph.run import Ctx
 from stator.passes.freezing.take_constants import constant_nodes
+from stator.torch_api import is_mutable_op
 
 aten = torch.ops.aten
 
@@ -86,22 +87,28 @@ class Product:
         return is_known and size == channels and math.prod(rest) == math.prod(behind)
 
     def why_not(self, settled: Collection[fx.Node]) -> str | None:
-        """None if its weight and bias may be others; otherwise the reason, for the log."""
-        if self.weight not in settled:
-            return "the weight before it is no constant"
-        if self.bias is not None and self.bias not in settled:
-            return "the bias before it is no constant"
-        value = self.weight.meta["val"]
-        if self.node.kwargs or not value.dtype.is_floating_point:
-            return "what stands before it is no plain product of floating-point numbers"
-        if not value.numel():
-            return "the weight before it is empty"
+        """None if it may have another result; otherwise the reason, for the log."""
+        if reason := self.why_not_settled(settled):
+            return reason
         node = self.read
         while len(node.users) == 1:
             if node is self.node:
                 return None
-            node = node.args[0]
+            (node,) = node.all_input_nodes
         return f"others read {node.name}, too"
+
+    def why_not_settled(self, settled: Collection[fx.Node]) -> str | None:
+        """None if it is a plain product with constants; otherwise the reason."""
+        name, value = self.node.name, self.weight.meta["val"]
+        if self.weight not in settled:
+            return f"the weight of {name} is no constant"
+        if self.bias is not None and self.bias not in settled:
+            return f"the bias of {name} is no constant"
+        if self.node.kwargs or not value.dtype.is_floating_point:
+            return f"{name} is no plain product of floating-point numbers"
+        if not value.numel():
+            return f"the weight of {name} is empty"
+        return None
 
     def why_not_scaled(self) -> str | None:
         """None if its weight may be replaced by another of its size; otherwise the reason."""
@@ -122,28 +129,42 @@ def fold(
     was, now = result.meta["val"], product.read.meta["val"]
     if (was.dtype, layout_of(was)) != (now.dtype, layout_of(now)):
         return f"it makes {was.dtype} {tuple(was.size())} of {now.dtype} {tuple(now.size())}"
-    _hoist(constants, product.node)
-    builder = Builder(product.node.graph, product.node)
+    builder = Builder(product.node.graph, result)
     weight, bias = builder.run(_folded, product, affine, product.weight, product.bias, *constants)
-    settled = constant_nodes(product.node.graph)
-    reason = None
-    if weight not in settled or (bias is not None and bias not in settled):
-        reason = "what would be read in its place is too large to keep"
-    elif not ctx.fuel.spend(f"fold: {result.name}"):
-        reason = "there is no fuel left"
+    made = [weight] if bias is None else [weight, bias]
+    reason = why_not_kept(made, product.node.graph, f"fold: {result.name}", ctx)
     if reason is not None:
         builder.take_back()
         return reason
+    hoist(made, product.node)
     new = _rewritten(product, weight, bias)
     result.replace_all_uses_with(new if product.read is product.node else product.read)
+    result.graph.erase_node(result)  # it would count as a reader
     return None
 
 
-def _hoist(constants: Sequence[Any], place: fx.Node) -> None:
-    """Move constants before `place`, where they are to be read."""
-    needed = needed_by(one for one in constants if isinstance(one, fx.Node))
-    for node in sorted(one for one in needed if place < one):
+def why_not_kept(made: Sequence[fx.Node], graph: fx.Graph, what: str, ctx: Ctx) -> str | None:
+    """None if the rewrite `what` may read these new constants; otherwise the reason."""
+    settled = constant_nodes(graph)
+    if any(node not in settled for node in made):
+        return "what would be read in its place is too large to keep"
+    return None if ctx.fuel.spend(what) else "there is no fuel left"
+
+
+def hoist(made: Sequence[fx.Node], place: fx.Node) -> None:
+    """Move nodes, and what they are made of, before `place`."""
+    for node in sorted(one for one in needed_by(made) if place < one):
         place.prepend(node)
+
+
+def writer_between(first: fx.Node, last: fx.Node) -> fx.Node | None:
+    """A call from `first` to `last` that writes to something: reading may not move across it."""
+    node = first
+    while node is not last:
+        if is_mutable_op(node.target):
+            return node
+        node = node.next
+    return None
 
 
 def _folded(

@@ -41,6 +41,7 @@ def fold_batch_norm(graph: fx.Graph, ctx: Ctx) -> int:
         if (text := f"{node.name} {said}") not in ctx.record.notes:
             ctx.record.notes.append(text)
         if reason is None:
+            graph.erase_node(node)
             folded += 1
             settled = constant_nodes(graph)
     drop_unread(graph)

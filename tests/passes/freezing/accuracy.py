@@ -1,0 +1,45 @@
+"""Folded graphs compute what they did, and as exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stator.graph.run import GraphPass
+from tests.passes.freezing.graphs import rewritten, run_with_constants
+
+
+def folded(
+    fn: Callable[..., Any],
+    arguments: tuple[Tensor, ...],
+    *passes: GraphPass,
+    changing: tuple[int, ...] = (0,),
+) -> tuple[list[str], list[str]]:
+    """The calls that are left once constants are taken out, and the notes.
+
+    All arguments are weights but those at `changing`.  Results agree with eager's, and are at most
+    twice as far from those of float64.
+    """
+    weights = tuple(n for n in range(len(arguments)) if n not in changing)
+    module, ctx = rewritten(fn, arguments, weights, *passes)
+    found, _ = run_with_constants(module, arguments)
+    plain, exact = fn(*arguments), fn(*(value.double() for value in arguments))
+    plain, exact = ([one] if isinstance(one, Tensor) else list(one) for one in (plain, exact))
+    for ours, eager, right in zip(found, plain, exact, strict=True):
+        assert (ours.dtype, ours.size(), ours.stride()) == (
+            eager.dtype,
+            eager.size(),
+            eager.stride(),
+        )
+        if right.numel():
+            one_digit = torch.finfo(eager.dtype).eps * right.abs().max()
+            assert _distance(ours, right) <= 2 * _distance(eager, right) + one_digit
+    calls = [str(node.target) for node in module.graph.nodes if node.op == "call_function"]
+    return calls, ctx.record.notes
+
+
+def _distance(value: Tensor, right: Tensor) -> Tensor:
+    return (value.double() - right).abs().max()
