@@ -11,6 +11,7 @@ from unittest import mock
 import torch
 
 from benchmarks.case import Kind, Program
+from benchmarks.others import converted, installed
 from benchmarks.record import EAGER, FROZEN, INDUCTOR, STATOR, STATOR_FROZEN
 
 # Strict: a fallback to eager would pass for a result.
@@ -46,7 +47,8 @@ def contenders(kind: Kind, peer: bool) -> list[str]:
     """Who takes part: freezing is for inference, and for programs that have weights."""
     peers = [INDUCTOR, FROZEN] if kind == "infer" else [INDUCTOR]
     ours = [STATOR, STATOR_FROZEN] if kind == "infer" else [STATOR]
-    return [EAGER, *ours, *(peers if peer else [])]
+    others = installed() if kind == "infer" else []
+    return [EAGER, *ours, *([*peers, *others] if peer else [])]
 
 
 def compiled(name: str, program: Program, watch: Watch) -> Program:
@@ -66,6 +68,8 @@ def compiled(name: str, program: Program, watch: Watch) -> Program:
             # The option keeps Dynamo from taking this one for the one above; what makes it freeze
             # is the setting, in `compiling`, which Dynamo reads too.
             result = torch.compile(program, backend="inductor", options={"freezing": True})
+        case "onnx_runtime" | "openvino":
+            result = converted(name, program)
         case _:
             result = program
     return result

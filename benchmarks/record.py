@@ -17,7 +17,10 @@ STATOR: Final = "stator"
 INDUCTOR: Final = "inductor"
 FROZEN: Final = "frozen"  # Inductor with freezing
 STATOR_FROZEN: Final = "stator_frozen"  # Stator with freezing
-CONTENDERS: Final = (EAGER, STATOR, STATOR_FROZEN, INDUCTOR, FROZEN)
+ONNX_RUNTIME: Final = "onnx_runtime"
+OPENVINO: Final = "openvino"
+OTHERS: Final = (ONNX_RUNTIME, OPENVINO)  # they take a whole model, and its weights
+CONTENDERS: Final = (EAGER, STATOR, STATOR_FROZEN, INDUCTOR, FROZEN, *OTHERS)
 
 # A difference this small is none.
 TIE: Final = 0.02
@@ -92,7 +95,7 @@ class Row:
         """The contenders that are faster than Stator, by more than a tie; frozen against frozen."""
         frozen = STATOR_FROZEN if self.timed(STATOR_FROZEN) else STATOR
         others = [name for name in CONTENDERS if name not in (STATOR, STATOR_FROZEN)]
-        ours = {name: frozen if name == FROZEN else STATOR for name in others}
+        ours = {name: frozen if name in (FROZEN, *OTHERS) else STATOR for name in others}
         speeds = {name: self.speed(own, name) for name, own in ours.items()}
         return [name for name, speed in speeds.items() if speed and speed.median < 1 - TIE]
 

@@ -13,6 +13,9 @@ from benchmarks.record import (
     EAGER,
     FROZEN,
     INDUCTOR,
+    ONNX_RUNTIME,
+    OPENVINO,
+    OTHERS,
     STATOR,
     STATOR_FROZEN,
     Outcome,
@@ -27,6 +30,8 @@ TITLES: Final = {
     STATOR_FROZEN: "stator frozen",
     INDUCTOR: "Inductor",
     FROZEN: "Inductor frozen",
+    ONNX_RUNTIME: "ONNX Runtime",
+    OPENVINO: "OpenVINO",
 }
 DISTURBED: Final = 0.05  # share of the cores
 NOTHING: Final = "–"
@@ -78,7 +83,7 @@ def geometric_mean(values: Iterable[float | None]) -> float | None:
 
 def complete(rows: Sequence[Row]) -> list[Row]:
     """Rows in which every contender was timed: means over others would not compare."""
-    names = [EAGER, *compiler_names(rows)]
+    names = [EAGER, *(name for name in compiler_names(rows) if name not in OTHERS)]
     return [row for row in rows if all(row.timed(name) for name in names)]
 
 
@@ -91,6 +96,7 @@ def median_speed(row: Row, name: str) -> float | None:
 def table(rows: Sequence[Row], first: str) -> str:
     """The Markdown table, with geometric means at the bottom."""
     names = compiler_names(rows)
+    compilers = [name for name in names if name not in OTHERS]
 
     def seconds(row: Row, name: str, of: Callable[[Outcome], float | None]) -> str:
         outcome = row.outcomes.get(name)
@@ -102,7 +108,7 @@ def table(rows: Sequence[Row], first: str) -> str:
         "behind",
         *(f"{TITLES[n]} ms" for n in (EAGER, *names)),
         *(f"{TITLES[n]} / limit" for n in names),
-        *(f"{TITLES[n]} compile s" for n in names),
+        *(f"{TITLES[n]} compile s" for n in compilers),
         *(f"{TITLES[n]} first call s" for n in names),
         "faults a call",
         "foreign",
@@ -114,7 +120,7 @@ def table(rows: Sequence[Row], first: str) -> str:
             ", ".join(f"**{TITLES[n]}**" for n in row.ahead_of_stator()),
             *(number(row.milliseconds(n)) for n in (EAGER, *names)),
             *(number(row.over_limit(n), ".1f") for n in names),
-            *(seconds(row, n, lambda o: o.backend) for n in names),
+            *(seconds(row, n, lambda o: o.backend) for n in compilers),
             *(seconds(row, n, lambda o: o.first_call) for n in names),
             faults_cell(row, [EAGER, *names]),
             number(row.foreign, ".0%"),
@@ -145,7 +151,7 @@ def means_line(rows: Sequence[Row], names: Sequence[str], width: int) -> list[st
         f"{sum(bool(row.ahead_of_stator()) for row in rows)} rows",
         *("" for _ in (EAGER, *names)),
         *(number(geometric_mean(row.over_limit(n) for row in whole), ".1f") for n in names),
-        *(number(geometric_mean(compile_seconds(n))) for n in names),
+        *(number(geometric_mean(compile_seconds(n))) for n in names if n not in OTHERS),
     ]
     return [*line, *[""] * (width - len(line))]
 

@@ -3,6 +3,7 @@
 import pytest
 
 from benchmarks.contenders import Watch, contenders
+from benchmarks.others import installed
 
 
 def test_a_backend_that_calls_itself_is_one_graph() -> None:
@@ -32,7 +33,7 @@ def test_a_failure_passes_through_a_watch() -> None:
 def test_freezing_takes_part_in_inference_alone() -> None:
     assert contenders("infer", peer=True) == [
         *("eager", "stator", "stator_frozen"),
-        *("inductor", "frozen"),
+        *("inductor", "frozen", *installed()),
     ]
     assert contenders("train", peer=True) == ["eager", "stator", "inductor"]
     assert contenders("infer", peer=False) == ["eager", "stator", "stator_frozen"]
