@@ -553,3 +553,10 @@ def operator_named(name: str) -> Any:
     space, _, rest = name.partition("::")
     packet, _, overload = rest.partition(".")
     return getattr(getattr(getattr(torch.ops, space), packet), overload or "default")
+
+
+def decomposed_quantization() -> Any:
+    """Operators on integers that stand for floats, which torch declares when it is asked to."""
+    import torch.ao.quantization.fx._decomposed
+
+    return torch.ops.quantized_decomposed

@@ -40,7 +40,16 @@ from stator.torch_api import (
 _PLAIN: Final = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis))
 _TORCHS: Final = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 _MODULES: Final = ("torch", "math", "operator", "_operator", "builtins")
-_OPERATORS: Final = ("aten", "prims", "prim", "mkldnn", "higher_order", "inductor", "profiler")
+_OPERATORS: Final = (
+    "aten",
+    "prims",
+    "prim",
+    "mkldnn",
+    "higher_order",
+    "inductor",
+    "profiler",
+    "quantized_decomposed",
+)
 # Operators around graphs that the trace looks into: nothing of them is left.
 _WRAPPERS: Final = (
     "autograd_function_apply",

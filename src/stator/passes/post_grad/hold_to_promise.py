@@ -15,7 +15,18 @@ from stator.ops.promises import as_promised
 from stator.torch_api import OpOverload
 
 TORCHS: Final = frozenset(
-    {"aten", "prims", "prim", "mkldnn", "mkl", "inductor", "profiler", "quantized", "onednn"}
+    {
+        "aten",
+        "prims",
+        "prim",
+        "mkldnn",
+        "mkl",
+        "inductor",
+        "profiler",
+        "quantized",
+        "quantized_decomposed",
+        "onednn",
+    }
 )
 
 
