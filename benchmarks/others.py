@@ -37,7 +37,10 @@ def converted(name: str, program: Program) -> Program:
             if not isinstance(program, torch.nn.Module):
                 return program(*arguments)  # the trivial one, by which first uses are timed
             make = _onnx_runtime if name == ONNX_RUNTIME else _openvino
-            sessions.append(make(program, arguments))
+            logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # they trace by what torch calls old
+                sessions.append(make(program, arguments))
         return sessions[0](arguments)
 
     return run
@@ -63,10 +66,7 @@ def _openvino(module: torch.nn.Module, arguments: tuple[Tensor, ...]) -> Session
 
 def _onnx_runtime(module: torch.nn.Module, arguments: tuple[Tensor, ...]) -> Session:
     onnxruntime: Any = import_module("onnxruntime")
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        exported = torch.onnx.export(module, arguments, dynamo=True, verbose=False)
+    exported = torch.onnx.export(module, arguments, dynamo=True, verbose=False)
     assert exported is not None, "dynamo=True returns a program"
     settings = onnxruntime.SessionOptions()
     settings.intra_op_num_threads = THREADS
