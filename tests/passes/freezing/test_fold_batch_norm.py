@@ -73,6 +73,17 @@ def test_double_precision_is_folded_in_itself() -> None:
     torch.testing.assert_close(found, fn(*given), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_large_transposed_convolutions_normalize(groups: int, layout: torch.memory_format) -> None:
+    w = torch.randn(512, 512 // groups, 2, 2).contiguous(memory_format=layout)
+    fn = convolved(F.conv_transpose2d, groups, True, True)
+    given = (torch.randn(1, 512, 3, 3), w, torch.randn(512), *statistics(512))
+    calls, _ = folded(fn, given, fold_batch_norm)
+
+    assert calls == [CONVOLUTION]
+
+
 def test_a_large_weight_of_16_bits_is_a_constant_all_the_same() -> None:
     x, w = torch.randn(1, 512, 3, 3).bfloat16(), torch.randn(512, 512, 3, 3).bfloat16() / 50
     fn = convolved(F.conv2d, 1, False, True)

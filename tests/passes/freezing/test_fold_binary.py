@@ -31,9 +31,18 @@ ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
     "mul_left": lambda y, c: c * y,
     "div": lambda y, c: y / c,
 }
-IMAGE = (torch.randn(2, 4, 8, 8), torch.randn(6, 4, 3, 3), torch.randn(6))
-ROWS = (torch.randn(2, 5, 8), torch.randn(6, 8), torch.randn(6))
-CHANNELS = torch.randn(6) + 3
+SEEDED = torch.Generator().manual_seed(0)
+IMAGE = (
+    torch.randn(2, 4, 8, 8, generator=SEEDED),
+    torch.randn(6, 4, 3, 3, generator=SEEDED),
+    torch.randn(6, generator=SEEDED),
+)
+ROWS = (
+    torch.randn(2, 5, 8, generator=SEEDED),
+    torch.randn(6, 8, generator=SEEDED),
+    torch.randn(6, generator=SEEDED),
+)
+CHANNELS = torch.randn(6, generator=SEEDED) + 3
 
 
 def convolution(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:

@@ -20,9 +20,18 @@ from tests.passes.freezing.graphs import rewritten, run_with_constants, with_wei
 
 aten = torch.ops.aten
 PASSES = (share_subexpressions, join_linears)
-X = torch.randn(2, 5, 8)
-WEIGHTS = (torch.randn(8, 8), torch.randn(8, 8), torch.randn(8, 8))
-BIASES = (torch.randn(8), torch.randn(8), torch.randn(8))
+SEEDED = torch.Generator().manual_seed(0)
+X = torch.randn(2, 5, 8, generator=SEEDED)
+WEIGHTS = (
+    torch.randn(8, 8, generator=SEEDED),
+    torch.randn(8, 8, generator=SEEDED),
+    torch.randn(8, 8, generator=SEEDED),
+)
+BIASES = (
+    torch.randn(8, generator=SEEDED),
+    torch.randn(8, generator=SEEDED),
+    torch.randn(8, generator=SEEDED),
+)
 
 
 def heads(y: Tensor) -> Tensor:

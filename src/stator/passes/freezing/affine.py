@@ -19,7 +19,7 @@ from stator.graph.build import Builder, Value
 from stator.graph.edit import needed_by
 from stator.graph.rules import layout_of
 from stator.graph.run import Ctx
-from stator.passes.freezing.take_constants import constant_nodes
+from stator.passes.freezing.take_constants import GROWTH, SPARE
 from stator.torch_api import is_mutable_op
 
 aten = torch.ops.aten
@@ -123,32 +123,45 @@ class Product:
 
 
 def fold(
-    product: Product, result: fx.Node, affine: Affine, constants: Sequence[Any], ctx: Ctx
+    product: Product,
+    result: fx.Node,
+    affine: Affine,
+    constants: Sequence[Any],
+    settled: dict[fx.Node, None],
+    ctx: Ctx,
 ) -> str | None:
-    """Let `product` compute the affine function that `result` is; the reason, if it may not."""
+    """Let `product` compute the affine function that `result` is; the reason, if it may not.
+
+    What is made for that joins the nodes that are `settled`.
+    """
     was, now = result.meta["val"], product.read.meta["val"]
     if (was.dtype, layout_of(was)) != (now.dtype, layout_of(now)):
         return f"it makes {was.dtype} {tuple(was.size())} of {now.dtype} {tuple(now.size())}"
     builder = Builder(product.node.graph, result)
     weight, bias = builder.run(_folded, product, affine, product.weight, product.bias, *constants)
-    made = [weight] if bias is None else [weight, bias]
-    reason = why_not_kept(made, product.node.graph, f"fold: {result.name}", ctx)
-    if reason is not None:
+    if reason := why_not_kept(builder.added, f"fold: {result.name}", ctx):
         builder.take_back()
         return reason
-    hoist(made, product.node)
+    hoist(builder.added, product.node)
+    settled.update(dict.fromkeys(builder.added))
     new = _rewritten(product, weight, bias)
     result.replace_all_uses_with(new if product.read is product.node else product.read)
     result.graph.erase_node(result)  # it would count as a reader
     return None
 
 
-def why_not_kept(made: Sequence[fx.Node], graph: fx.Graph, what: str, ctx: Ctx) -> str | None:
-    """None if the rewrite `what` may read these new constants; otherwise the reason."""
-    settled = constant_nodes(graph)
-    if any(node not in settled for node in made):
-        return "what would be read in its place is too large to keep"
+def why_not_kept(made: Sequence[fx.Node], what: str, ctx: Ctx) -> str | None:
+    """None if the rewrite `what` may make these constants; otherwise the reason."""
+    for node in made:
+        behind = (one for one in needed_by([node]) if one.op == "placeholder")
+        if _bytes(node) > GROWTH * sum(map(_bytes, behind)) + SPARE:  # made anew at every call
+            return "what would be read in its place is too large to keep"
     return None if ctx.fuel.spend(what) else "there is no fuel left"
+
+
+def _bytes(node: fx.Node) -> int:
+    value = node.meta["val"]
+    return int(value.numel() * value.dtype.itemsize)
 
 
 def hoist(made: Sequence[fx.Node], place: fx.Node) -> None:
@@ -176,7 +189,7 @@ def _folded(
     if factor is not None:
         exact = _unrounded(weight)
         wide = torch.float64 if exact.dtype.itemsize > 2 else torch.float32
-        exact = _cast(exact, wide) * _spread(product, factor, wide)
+        exact = _scaled(product, _cast(exact, wide), factor)
         total = None if total is None else total * factor
     if summand is not None:
         total = _filled(product, weight, summand) if total is None else total + summand
@@ -212,24 +225,22 @@ def _unrounded(value: Value) -> Value:
     return _unrounded(source) if is_rounded and set(node.kwargs) == {"dtype"} else value
 
 
-def _spread(product: Product, factor: Any, wide: torch.dtype) -> Any:
-    """The factors of channels as a tensor that multiplies the weight."""
+def _scaled(product: Product, weight: Value, factor: Any) -> Any:
+    """The weight, what belongs to a channel multiplied by its factor."""
     if not isinstance(factor, Value):
-        return factor
-    factor = _cast(factor, wide)
+        return weight * factor
+    factor = _cast(factor, weight.dtype)
     if not product.is_convolution or factor.shape[0] == 1:
-        return factor
-    depth, *rest = product.weight.meta["val"].size()
+        return weight * factor
+    depth, width, *rest = weight.shape
     is_transposed, groups = product.node.args[6], product.node.args[8]
-    ones = [1] * len(rest[1:])
+    ones = [1] * len(rest)
     if not is_transposed:
-        return aten.view.default(factor, [depth, 1, *ones])
+        return weight * aten.view.default(factor, [depth, 1, *ones])
     # Rows are inputs: those of a group meet the channels of the group alone.
-    grouped = aten.view.default(factor, [groups, 1, rest[0]])
-    repeated = aten.expand.default(grouped, [groups, depth // groups, rest[0]])
-    return aten.view.default(
-        aten.clone.default(repeated, memory_format=torch.contiguous_format), [depth, rest[0], *ones]
-    )
+    grouped = aten.view.default(weight, [groups, depth // groups, width, *rest])
+    scaled = grouped * aten.view.default(factor, [groups, 1, width, *ones])
+    return aten.view.default(scaled, [depth, width, *rest])
 
 
 def _filled(product: Product, weight: Value, summand: Any) -> Any:

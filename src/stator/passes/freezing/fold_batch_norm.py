@@ -43,12 +43,11 @@ def fold_batch_norm(graph: fx.Graph, ctx: Ctx) -> int:
         if reason is None:
             graph.erase_node(node)
             folded += 1
-            settled = constant_nodes(graph)
     drop_unread(graph)
     return folded
 
 
-def _fold(node: fx.Node, settled: Collection[fx.Node], ctx: Ctx) -> str | None:
+def _fold(node: fx.Node, settled: dict[fx.Node, None], ctx: Ctx) -> str | None:
     """None if the norm is now part of what stands before it; otherwise the reason."""
     product = Product.behind(node.args[0])
     if product is None:
@@ -58,7 +57,7 @@ def _fold(node: fx.Node, settled: Collection[fx.Node], ctx: Ctx) -> str | None:
     if not product.has_channels(1):
         return f"its channels are not those of {product.node.name}"
     (result,) = node.users
-    return fold(product, result, _normalized(node.args[-1]), node.args[1:5], ctx)
+    return fold(product, result, _normalized(node.args[-1]), node.args[1:5], settled, ctx)
 
 
 def _why_not(node: fx.Node, settled: Collection[fx.Node]) -> str | None:

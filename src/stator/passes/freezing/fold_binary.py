@@ -59,7 +59,6 @@ def _sweep(graph: fx.Graph, ctx: Ctx) -> int:
             ctx.record.notes.append(text)
         if reason is None:
             folded += 1
-            settled = constant_nodes(graph)
     drop_unread(graph)
     return folded
 
@@ -75,7 +74,7 @@ def _operands(node: fx.Node, settled: Collection[fx.Node]) -> tuple[Product, Any
 
 
 def _fold(
-    node: fx.Node, product: Product, constant: Any, settled: Collection[fx.Node], ctx: Ctx
+    node: fx.Node, product: Product, constant: Any, settled: dict[fx.Node, None], ctx: Ctx
 ) -> str | None:
     """None if the arithmetic is now part of the product; otherwise the reason."""
     is_left = node.args[0] is product.read
@@ -87,7 +86,7 @@ def _fold(
     if reason is not None:
         return reason
     alpha = node.kwargs.get("alpha", 1)
-    return fold(product, node, _affine(node.target, alpha, is_left), [constant], ctx)
+    return fold(product, node, _affine(node.target, alpha, is_left), [constant], settled, ctx)
 
 
 def _why_not(node: fx.Node, product: Product, constant: Any) -> str | None:

@@ -91,8 +91,8 @@ def _join(members: Sequence[Product], what: str, ctx: Ctx) -> str | None:
     joined, *parts = builder.run(_joined, first.args[-2], weights, biases, bounds)
     values = {one.node: part.meta["val"] for one, part in zip(members, parts, strict=True)}
     fresh, reason = _lying_otherwise(values, graph)
-    constants = [one for one in joined.all_input_nodes if one is not first.args[-2]]
-    reason = reason or why_not_kept(constants, graph, what, ctx)
+    made = [node for node in builder.added if node not in (joined, *parts)]
+    reason = reason or why_not_kept(made, what, ctx)
     if reason is not None:
         builder.take_back()
         return reason
