@@ -74,6 +74,11 @@ def test_products_of_one_input_are_joined(fn: Callable[..., Tensor]) -> None:
     assert any("are joined" in note for note in notes)
 
 
+def test_each_product_may_have_a_view_of_its_own() -> None:
+    calls, _ = folded(attention, (X, *WEIGHTS), join_linears)
+    assert products(calls) == 1
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_16_bits_are_joined(dtype: torch.dtype) -> None:
     given = tuple(one.to(dtype) for one in (X, *WEIGHTS))
@@ -208,7 +213,8 @@ def test_a_large_weight_that_others_read_is_not_held_twice() -> None:
 
 def test_products_of_different_inputs_are_no_group() -> None:
     def fn(x: Tensor, u: Tensor, v: Tensor, w: Tensor) -> Tensor:
-        return (x @ u).relu() + (x.sin() @ v).relu()
+        other = x.view(2, 4, 10) @ torch.cat([v, w[:2]])
+        return (x @ u).relu() + (x.sin() @ v).relu() + other.sum()
 
     _, ctx = rewritten(fn, (X, *WEIGHTS), (1, 2, 3), *PASSES)
     assert ctx.record.notes == []

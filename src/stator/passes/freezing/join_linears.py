@@ -26,6 +26,7 @@ from stator.torch_api import OpOverload, detect_fake_mode, is_view_op, pytree
 aten = torch.ops.aten
 
 PRODUCTS: Final = (aten.mm.default, aten.addmm.default)
+RESHAPES: Final = (aten.view.default, aten._unsafe_view.default)
 WANT_ROWS: Final = frozenset({*PRODUCTS, aten.convolution.default})  # libraries pack for them
 FEW_ROWS: Final = 256  # with more, multiplying is all that counts
 
@@ -55,7 +56,10 @@ def _groups(graph: fx.Graph, settled: Collection[fx.Node]) -> list[list[Product]
     """Products of the same kind that read the same input, in order."""
     groups: dict[Any, list[Product]] = {}
     for node in (one for one in graph.nodes if one.target in PRODUCTS and one not in settled):
-        groups.setdefault((node.target, node.args[-2]), []).append(Product(node, node))
+        source, sizes = node.args[-2], layout_of(node.args[-2].meta["val"])
+        while source.target in RESHAPES:  # each linear has a view of its own
+            source = source.args[0]
+        groups.setdefault((node.target, source, sizes), []).append(Product(node, node))
     return [group for group in groups.values() if len(group) > 1]
 
 
