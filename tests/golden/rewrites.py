@@ -14,6 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stator.graph.run import GraphPass
+from stator.passes.freezing.drop_casts import drop_casts
+from stator.passes.freezing.fold_batch_norm import fold_batch_norm
+from stator.passes.freezing.fold_binary import fold_binary
+from stator.passes.freezing.join_linears import join_linears
 from stator.passes.freezing.pack_convolution import pack_convolution
 from stator.passes.freezing.pack_linear import pack_linear
 from stator.passes.joint.channels_last import channels_last
@@ -150,6 +154,22 @@ def sums_of_products(x: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     return first.sum(), second.sum()
 
 
+def normalized_image(x: Tensor, w: Tensor, mean: Tensor, var: Tensor, factor: Tensor) -> Tensor:
+    return F.batch_norm(F.conv2d(x, w), mean, var, factor)
+
+
+def scaled_and_shifted(x: Tensor, w: Tensor, bias: Tensor, c: Tensor) -> Tensor:
+    return F.linear(x, w, bias) * c + 1
+
+
+def gated(x: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    return F.silu(x @ v) * (x @ w)
+
+
+def there_and_back(x: Tensor) -> Tensor:
+    return x.double().view(3, 2).relu().float()
+
+
 def floats(*sizes: tuple[int, ...]) -> Callable[[], tuple[Tensor, ...]]:
     """Arguments of these sizes."""
     return lambda: tuple(torch.randn(size) for size in sizes)
@@ -176,6 +196,15 @@ TRACED: Final = (  # over a graph of ATen operators
         floats((16, DEPTH), (LARGE_WEIGHT // DEPTH, DEPTH), (LARGE_WEIGHT // DEPTH,)),
     ),
     Example(fuse_conv_activation, activated_image, floats((1, 3, 64, 64), (64, 3, 3, 3), (64,))),
+    Example(drop_casts, there_and_back, floats((2, 3))),
+    Example(
+        fold_batch_norm,
+        normalized_image,
+        floats((1, 3, 8, 8), (4, 3, 3, 3), (4,), (4,), (4,)),
+        weights=(1, 2, 3, 4),
+    ),
+    Example(fold_binary, scaled_and_shifted, floats((2, 3), (4, 3), (4,), (4,)), weights=(1, 2, 3)),
+    Example(join_linears, gated, floats((2, 3), (3, 4), (3, 4)), weights=(1, 2)),
     Example(pack_linear, large_linear, floats((16, 256), (512, 256), (512,)), weights=(1, 2)),
     Example(
         pack_convolution,
