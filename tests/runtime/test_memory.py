@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +30,9 @@ from stator.runtime.memory import (
     ALIGNMENT,
     Memory,
     allocations,
+    lifetimes,
     memory_text,
+    owners,
     plan_memory,
     predicted,
     rounded_bytes,
@@ -75,6 +78,7 @@ class Draw:
         self.random = Random(seed)
         self.graph = fx.Graph()
         self.steps: list[Step] = []
+        self.parts: list[str] = []  # of results that have several
         self.drawn = Drawn(Plan((), (), ()))
 
     def recent(self) -> fx.Node:
@@ -93,6 +97,8 @@ class Draw:
         stride = tuple(2 * step for step in contiguous(size)) if gaps else contiguous(size)
         room = Allocation(name, size, stride, dtype)
         read = tuple(self.recent() for _ in range(2) if self.drawn.roots)
+        if self.parts and self.random.random() < 0.5:
+            read += (node(self.random.choice(self.parts)),)
         self.steps.append(Call(name, aten.mm.default, read, {}, symbol="mm", out=room))
         self.drawn.rooms[name] = room
         self.drawn.roots[name] = name
@@ -114,13 +120,25 @@ class Draw:
         if escapes:
             self.drawn.escaping.add(self.drawn.roots[source.name])
 
+    def take_apart(self, name: str) -> None:
+        """A call with three results, of which some are taken, one perhaps twice."""
+        sizes = [self.random.randrange(2000) for _ in range(3)]
+        call = Call(name, aten.sort.default, (self.recent(),), {}, bytes=Index.of(sum(sizes)))
+        self.steps.append(call)
+        for place in self.random.choices(range(3), k=self.random.randrange(4)):
+            part, size = f"{name}_{len(self.steps)}", Index.of(sizes[place])
+            self.steps.append(Call(part, operator.getitem, (node(name), place), {}, bytes=size))
+            self.parts.append(part)
+
     def run(self) -> Drawn:
         for number in range(self.random.randrange(2, 40)):
             kind, name = self.random.random(), f"v{number}"
             if kind < 0.7 or not self.drawn.roots:
                 self.make(name)
-            elif kind < 0.85:
+            elif kind < 0.8:
                 self.look(name)
+            elif kind < 0.9:
+                self.take_apart(name)
             else:
                 self.call(name, escapes=kind > 0.97)
         names = list(self.drawn.roots)
@@ -191,23 +209,52 @@ def test_the_peak_is_that_of_a_simulation(seed: int) -> None:
     assert predicted(plan, memory) == simulated(plan, memory)
 
 
+@dataclass
+class Piece:
+    """Memory that is there while somebody has a name for it."""
+
+    bytes: int
+    by_torch: bool
+    names: set[str]
+
+
 def simulated(plan: Plan, memory: Memory) -> Held:
     """One step after another: what it makes is there, then what is freed is not."""
-    held: dict[str, int] = {}
-    torchs: set[str] = set()
+    pieces: list[Piece] = []
     pool = torch = 0
     for step in plan.steps:
-        for room in allocations(step):
-            if room.name not in memory.offsets:
-                held[room.name] = evaluate(rounded_bytes(room), plan.hints)
-        if isinstance(step, Call) and step.out is None and step.bytes is not None:
-            held[step.name] = evaluate(step.bytes, plan.hints)
-            torchs.add(step.name)
-        pool = max(pool, sum(size for name, size in held.items() if name not in torchs))
-        torch = max(torch, sum(size for name, size in held.items() if name in torchs))
-        for name in step.names if isinstance(step, Free) else ():
-            held.pop(name, None)
+        if isinstance(step, Free):
+            pieces = [one for one in pieces if one.names - set(step.names)]
+            for piece in pieces:
+                piece.names -= set(step.names)
+            continue
+        source = step.source if isinstance(step, View) else None
+        if isinstance(step, Call) and step.target is aten.slice.Tensor:
+            source = step.takes[0]
+        for piece in pieces:
+            piece.names |= {*step.makes} if source in piece.names else set()
+        pieces += made_by(step, plan, memory)
+        pool = max(pool, sum(piece.bytes for piece in pieces if not piece.by_torch))
+        torch = max(torch, sum(piece.bytes for piece in pieces if piece.by_torch))
     return Held(evaluate(memory.arena, plan.hints), pool, torch)
+
+
+def made_by(step: Step, plan: Plan, memory: Memory) -> Iterator[Piece]:
+    """What a step makes outside of the arena; parts have all names that they will have."""
+    for room in allocations(step):
+        if room.name not in memory.offsets:
+            yield Piece(evaluate(rounded_bytes(room), plan.hints), False, {room.name})
+    if not isinstance(step, Call) or step.bytes is None or step.target is operator.getitem:
+        return
+    taken: dict[int, Piece] = {}
+    for part in plan.steps:
+        if isinstance(part, Call) and part.target is operator.getitem and part.bytes is not None:
+            size = evaluate(part.bytes, plan.hints) if part.takes == step.makes else None
+            if size is not None:
+                taken.setdefault(part.args[1], Piece(size, True, set())).names.add(part.name)
+    yield from taken.values()
+    left = evaluate(step.bytes, plan.hints) - sum(piece.bytes for piece in taken.values())
+    yield Piece(left, True, {step.name})  # dies with the whole
 
 
 @settings(max_examples=100, deadline=None)
@@ -339,6 +386,41 @@ def test_a_buffer_with_gaps_is_outside() -> None:
     step = Call("a", aten.mm.default, (), {}, symbol="mm", out=gaps)
 
     assert plan_memory(Plan((), (step, Free(("a",))), ())).offsets == {}
+
+
+def test_parts_of_a_result_live_as_long_as_they_are_read() -> None:
+    steps = (
+        Call("both", aten.sort.default, (node("x"),), {}, bytes=Index.of(300)),
+        Call("one", operator.getitem, (node("both"), 0), {}, bytes=Index.of(200)),
+        Free(("both",)),
+        Call("more", aten.sort.default, (node("x"),), {}, bytes=Index.of(1000)),
+        Free(("more",)),
+        launch("y", "one"),
+        Free(("one",)),
+    )
+    plan = Plan(("x",), steps, (node("y"),))
+
+    lives = {life.name: (life.bytes, life.last) for life in lifetimes(plan, plan_memory(plan))}
+
+    assert lives["both"] == (100, 2)
+    assert lives["one"] == (200, 6)
+    assert predicted(plan, plan_memory(plan)).torch == 1200
+
+
+def test_what_is_looked_at_lives_as_long_as_its_views() -> None:
+    made = Index.of(400)
+    steps = (
+        Call("whole", aten.mm.default, (), {}, bytes=made),
+        Call("halves", aten.split.Tensor, (node("whole"), 50), {}),
+        Free(("whole",)),
+        Call("half", operator.getitem, (node("halves"), 1), {}),
+        Free(("halves",)),
+        Call("other", aten.mm.default, (), {}, bytes=made),
+    )
+    plan = Plan((), steps, (node("half"), node("other")))
+
+    assert owners(plan) == {"halves": "whole", "half": "whole"}
+    assert predicted(plan, plan_memory(plan)).torch == 800
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
@@ -27,7 +28,7 @@ def call_of(node: fx.Node) -> Call:
 def on_the_cpu(call: Call, node: fx.Node, sizes: Sizes) -> Call:
     """`call` through a C function where there is one, into planned memory where that takes some."""
     made = node.meta.get("val")
-    if keeps_nothing(call.target):
+    if keeps_nothing(_maker(node)):
         call = replace(call, bytes=_bytes(made, sizes))
     if not all(_is_plain(source.meta.get("val")) for source in node.all_input_nodes):
         return call
@@ -38,6 +39,12 @@ def on_the_cpu(call: Call, node: fx.Node, sizes: Sizes) -> Call:
             return replace(call, symbol=symbol, out=Allocation(call.name, *layout, made.dtype))
     symbol = FRESH.get(call.target)
     return call if symbol is None or torch_symbol(symbol) is None else replace(call, symbol=symbol)
+
+
+def _maker(node: fx.Node) -> Any:
+    """The operator that made what the node is, or is a part of."""
+    whole = node.args[0] if node.target is operator.getitem else node
+    return whole.target if isinstance(whole, fx.Node) else node.target
 
 
 def view_of(call: Call, node: fx.Node, sizes: Sizes) -> View | None:

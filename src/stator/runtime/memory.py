@@ -8,12 +8,13 @@ is a tensor of its own.
 
 from __future__ import annotations
 
+import operator
 from bisect import insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
-from typing import Final
+from typing import Any, Final
 
 from torch import fx
 
@@ -21,7 +22,7 @@ from stator.core.events import Held
 from stator.loops.index import Index
 from stator.lower.sizes import evaluate
 from stator.runtime.plan import Allocation, Call, Free, Launch, Plan, Step, Together, View
-from stator.torch_api import keeps_nothing
+from stator.torch_api import OpOverload, keeps_nothing, returns_alias
 
 ALIGNMENT: Final = 64  # bytes: a cache line, and the widest vector
 
@@ -79,22 +80,65 @@ class Lifetime:
     offset: Index | None  # in the arena; None: it is a tensor of its own
 
 
+def owners(plan: Plan) -> dict[str, str]:
+    """For what lies in the memory of something else: the name under which that was made."""
+    found: dict[str, str] = {}
+    parts: dict[tuple[str, Any], str] = {}
+    for step in plan.steps:
+        source: str | None = None
+        if isinstance(step, View):
+            source = step.source
+        elif isinstance(step, Call) and step.args and isinstance(step.args[0], fx.Node):
+            whole = step.args[0].name
+            if step.target is operator.getitem:
+                first = parts.setdefault((whole, step.args[1]), step.name)
+                source = found.get(whole, first if first != step.name else None)
+            elif isinstance(step.target, OpOverload) and returns_alias(step.target):
+                source = whole
+        if source is not None:
+            found[step.makes[0]] = found.get(source, source)
+    return found
+
+
 def lifetimes(plan: Plan, memory: Memory) -> list[Lifetime]:
-    """What a call makes, in order, with the sizes that the plan was made for."""
+    """What a call makes, in order, with the sizes that the plan was made for.
+
+    Parts of a result that has several live as long as they are read, not as the whole is.
+    """
     hint = partial(evaluate, known=plan.hints)
+    others = owners(plan)
     made: dict[str, tuple[int, int]] = {}
-    last: dict[str, int] = {}
     for number, step in enumerate(plan.steps):
         for room in allocations(step):
             made[room.name] = (hint(rounded_bytes(room)), number)
-        if isinstance(step, Call) and step.out is None and step.bytes is not None:
-            made[step.name] = (hint(step.bytes), number)
-        if isinstance(step, Free):
-            last.update(dict.fromkeys(step.names, number))
+        if not isinstance(step, Call) or step.out is not None or step.name in others:
+            continue
+        if step.bytes is not None:
+            size, first = hint(step.bytes), number
+            if step.target is operator.getitem and step.takes[0] in made:
+                rest, first = made[step.takes[0]]
+                made[step.takes[0]] = (rest - size, first)
+            made[step.name] = (size, first)
+    last = _ends(plan, others)
     return [
-        Lifetime(name, size, first, last.get(name, len(plan.steps)), memory.offsets.get(name))
+        Lifetime(name, size, first, last[name], memory.offsets.get(name))
         for name, (size, first) in made.items()
     ]
+
+
+def _ends(plan: Plan, others: Mapping[str, str]) -> dict[str, int]:
+    """For what owns memory: the step behind which nobody has a name for it."""
+    freed = {
+        name: number
+        for number, step in enumerate(plan.steps)
+        if isinstance(step, Free)
+        for name in step.names
+    }
+    last: dict[str, int] = {}
+    for name in (*plan.inputs, *(name for step in plan.steps for name in step.makes)):
+        owner = others.get(name, name)
+        last[owner] = max(last.get(owner, 0), freed.get(name, len(plan.steps)))
+    return last
 
 
 def predicted(plan: Plan, memory: Memory, own: Mapping[str, Own] | None = None) -> Held:
