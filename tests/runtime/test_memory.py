@@ -21,6 +21,7 @@ from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
+import stator
 from stator.core.events import Held
 from stator.loops.index import Index, Symbol
 from stator.lower.sizes import evaluate
@@ -28,8 +29,12 @@ from stator.lower.tensors import contiguous
 from stator.runtime.fused import _with_frees
 from stator.runtime.memory import (
     ALIGNMENT,
+    PAGE,
+    POOLED,
     Memory,
+    Own,
     allocations,
+    block_bytes,
     lifetimes,
     memory_text,
     owners,
@@ -39,6 +44,7 @@ from stator.runtime.memory import (
 )
 from stator.runtime.plan import Allocation, Call, Free, Plan, Step, Together, View
 from stator.torch_api import OpOverload, keeps_nothing
+from tests.parity import compiled
 from tests.runtime.launches import launch
 
 aten = torch.ops.aten
@@ -243,7 +249,9 @@ def made_by(step: Step, plan: Plan, memory: Memory) -> Iterator[Piece]:
     """What a step makes outside of the arena; parts have all names that they will have."""
     for room in allocations(step):
         if room.name not in memory.offsets:
-            yield Piece(evaluate(rounded_bytes(room), plan.hints), False, {room.name})
+            size = evaluate(rounded_bytes(room), plan.hints)
+            small = size < POOLED
+            yield Piece(size if small else block_bytes(size), small, {room.name})
     if not isinstance(step, Call) or step.bytes is None or step.target is operator.getitem:
         return
     taken: dict[int, Piece] = {}
@@ -437,6 +445,37 @@ def test_buffers_are_rounded_up(elements: int, dtype: torch.dtype, expected: int
     room = Allocation("a", (Index.of(elements),), (Index.of(1),), dtype)
 
     assert rounded_bytes(room).constant == expected
+
+
+@pytest.mark.parametrize("elements", [1 << 14, (1 << 14) + 1, 41_000, 600_000, 700_000, 1 << 20])
+def test_blocks_of_the_pool_are_as_large_as_foreseen(elements: int) -> None:
+    call = compiled(lambda x: x * 2)
+    kept = [call(torch.ones(elements)) for _ in range(3)]  # blocks behind the first are shifted
+    stator.trim()
+    before = stator.memory().used
+
+    kept.append(call(torch.ones(elements)))
+    made = stator.memory().used - before
+
+    assert made == block_bytes(4 * elements)
+
+
+def test_small_tensors_are_torchs() -> None:
+    def held(elements: int) -> Held:
+        plan = Plan(("x",), (launch("y", "x", size=(elements,)),), (node("y"),))
+        return predicted(plan, plan_memory(plan))
+
+    assert held(POOLED // 4 - 16) == Held(0, 0, POOLED - 64)
+    assert held(POOLED // 4) == Held(0, POOLED + PAGE, 0)
+    assert held(POOLED // 4 + 1) == Held(0, POOLED + POOLED // 8 + PAGE, 0)
+
+
+def test_an_input_that_dies_is_a_block() -> None:
+    plan = Plan(("x",), (Free(("x",)),), ())
+
+    found = predicted(plan, plan_memory(plan), {"x": Own(POOLED + 1, by_torch=False)})
+
+    assert found == Held(0, POOLED + POOLED // 8 + PAGE, 0)
 
 
 def test_memory_is_written_for_people() -> None:

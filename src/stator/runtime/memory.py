@@ -25,6 +25,10 @@ from stator.runtime.plan import Allocation, Call, Free, Launch, Plan, Step, Toge
 from stator.torch_api import OpOverload, keeps_nothing, returns_alias
 
 ALIGNMENT: Final = 64  # bytes: a cache line, and the widest vector
+# Bytes, as in prelude.ll:
+POOLED: Final = 1 << 16  # from here on tensors are blocks of the pool, and torch's below
+PAGE: Final = 1 << 12  # the header's, before a block
+LARGE: Final = 1 << 21  # from here on blocks begin at such a border, and have two pages before
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,7 @@ class Lifetime:
     first: int
     last: int
     offset: Index | None  # in the arena; None: it is a tensor of its own
+    by_torch: bool = False  # a library call made it, or it is too small for the pool
 
 
 def owners(plan: Plan) -> dict[str, str]:
@@ -108,9 +113,14 @@ def lifetimes(plan: Plan, memory: Memory) -> list[Lifetime]:
     hint = partial(evaluate, known=plan.hints)
     others = owners(plan)
     made: dict[str, tuple[int, int]] = {}
+    pooled: set[str] = set()
     for number, step in enumerate(plan.steps):
         for room in allocations(step):
-            made[room.name] = (hint(rounded_bytes(room)), number)
+            size = hint(rounded_bytes(room))
+            if room.name not in memory.offsets and size >= POOLED:
+                size = block_bytes(size)
+                pooled.add(room.name)
+            made[room.name] = (size, number)
         if not isinstance(step, Call) or step.out is not None or step.name in others:
             continue
         if step.bytes is not None:
@@ -121,7 +131,14 @@ def lifetimes(plan: Plan, memory: Memory) -> list[Lifetime]:
             made[step.name] = (size, first)
     last = _ends(plan, others)
     return [
-        Lifetime(name, size, first, last[name], memory.offsets.get(name))
+        Lifetime(
+            name,
+            size,
+            first,
+            last[name],
+            memory.offsets.get(name),
+            by_torch=name not in pooled and name not in memory.offsets,
+        )
         for name, (size, first) in made.items()
     ]
 
@@ -147,8 +164,7 @@ def predicted(plan: Plan, memory: Memory, own: Mapping[str, Own] | None = None) 
     `own` are inputs that the caller has let go of: they die in the call.
     """
     lives = [life for life in lifetimes(plan, memory) if life.offset is None]
-    by_torch = made_by_torch(plan)
-    spans = [(life.name in by_torch, life.bytes, life.first, life.last) for life in lives]
+    spans = [(life.by_torch, life.bytes, life.first, life.last) for life in lives]
     ends = {
         name: number
         for number, step in enumerate(plan.steps)
@@ -156,7 +172,9 @@ def predicted(plan: Plan, memory: Memory, own: Mapping[str, Own] | None = None) 
         for name in step.names
     }
     for name, given in (own or {}).items():
-        spans.append((given.by_torch, given.bytes, 0, ends.get(name, len(plan.steps))))
+        by_torch = given.by_torch or given.bytes < POOLED
+        size = given.bytes if by_torch else block_bytes(given.bytes)
+        spans.append((by_torch, size, 0, ends.get(name, len(plan.steps))))
     return Held(
         arena_bytes(plan, memory),
         *(
@@ -167,9 +185,10 @@ def predicted(plan: Plan, memory: Memory, own: Mapping[str, Own] | None = None) 
 
 
 def block_bytes(size: int) -> int:
-    """Bytes of the pool's block for a tensor: in eighths of a power of two (see prelude.ll)."""
+    """Bytes of the pool's block for a tensor: in eighths of a power of two, and its header."""
     unit = 1 << max(size.bit_length() - 4, 0)
-    return -(-size // unit) * unit
+    rounded = -(-size // unit) * unit
+    return rounded + PAGE * (2 if rounded >= LARGE else 1)
 
 
 def made_by_torch(plan: Plan) -> set[str]:
