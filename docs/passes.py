@@ -18,13 +18,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from stator.graph.edit import drop_unread
 from stator.graph.rules import Rule, apply_rules
 from stator.graph.run import Ctx, GraphPass
-from stator.pipeline import JOINT, POST_GRAD, PRE_GRAD
+from stator.pipeline import FREEZING, JOINT, POST_GRAD, PRE_GRAD
 from stator.torch_api import HigherOrderOperator, OpOverload
 
 PAGE: Final = Path(__file__).with_name("passes.md")
 STAGES: Final[dict[str, tuple[str, Sequence[GraphPass]]]] = {
     "pre_grad": ("the graph that Dynamo captured, of torch functions, before autograd", PRE_GRAD),
     "joint": ("forward and backward together, functional, of ATen operators", JOINT),
+    "freezing": ("a forward without a backward, where weights are to be constants", FREEZING),
     "post_grad": ("each half by itself, after the cut", POST_GRAD),
 }
 START: Final = "<!-- passes -->\n"

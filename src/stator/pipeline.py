@@ -29,16 +29,22 @@ from stator.aot.partition.report import Choices
 from stator.aot.partition.split import Split
 from stator.aot.partition.weigh import bytes_of
 from stator.core.collector import collector_off
-from stator.core.events import Compilation
+from stator.core.events import Compilation, Home
 from stator.core.fallback import note_fallback
 from stator.core.fuel import Fuel
 from stator.core.torch_types import Flat
 from stator.graph.capture import graph_runner
-from stator.graph.edit import CALLERS, PART
+from stator.graph.edit import CALLERS, EXTRAS, PART
 from stator.graph.registry import with_registered
 from stator.graph.rules import apply_rules
 from stator.graph.run import Ctx, GraphPass, dump_graph, run_passes
 from stator.options import Options
+from stator.passes.freezing.drop_casts import drop_casts
+from stator.passes.freezing.fold_batch_norm import fold_batch_norm
+from stator.passes.freezing.fold_binary import fold_binary
+from stator.passes.freezing.int8_convolution import int8_convolution
+from stator.passes.freezing.int8_linear import int8_linear
+from stator.passes.freezing.join_linears import join_linears
 from stator.passes.freezing.pack_convolution import pack_convolution
 from stator.passes.freezing.pack_linear import pack_linear
 from stator.passes.freezing.take_constants import take_constants
@@ -64,7 +70,7 @@ from stator.rules.views import VIEWS
 from stator.runtime.constants import Furnished, with_constants
 from stator.runtime.dump import program_text
 from stator.runtime.fused import plan_kernels
-from stator.runtime.memory import Memory, Own, made_by_torch, memory_text, plan_memory, predicted
+from stator.runtime.memory import Memory, Own, homes, memory_text, plan_memory, predicted
 from stator.runtime.native.executor import compile_native, load_native, native_program
 from stator.runtime.native.image import why_not_native
 from stator.runtime.native.prelude import hold_no_spare
@@ -87,7 +93,14 @@ JOINT: Final[tuple[GraphPass, ...]] = (
     seed_random,  # random operators become pure: kernels take them in, the backward draws again
 )
 
-FREEZING: Final[tuple[GraphPass, ...]] = ()
+FREEZING: Final[tuple[GraphPass, ...]] = (
+    int8_linear,  # first: what folds into floats, or joins them, would hide the integers
+    int8_convolution,
+    drop_casts,  # first: a cast between a product and its constant hides the one from the other
+    fold_batch_norm,
+    fold_binary,  # and batch norms behind what it folds
+    join_linears,  # last: what was folded into one of several products is in its weight
+)
 
 POST_GRAD: Final[tuple[GraphPass, ...]] = (
     unroll_foreach,  # first: the others, and the fuser, see single tensors
@@ -167,7 +180,8 @@ def foreseen_peak(halves: Split, ctx: Ctx) -> int:
     for module, name in ((halves.forward, "forward"), (halves.backward, "backward")):
         if module is not None:
             graph = fx.Graph()
-            graph.output(graph.graph_copy(module.graph, {}))
+            output = graph.output(graph.graph_copy(module.graph, {}))
+            output.meta = dict(module.graph.output_node().meta)
             copied = fx.GraphModule(module, graph, name)
             run_passes(with_registered("post_grad", POST_GRAD), copied.graph, trial, name)
             _planned(copied, name, trial)
@@ -202,19 +216,22 @@ def _planned(module: fx.GraphModule, name: str, ctx: Ctx) -> tuple[Plan, Memory,
     ctx.dump.write(f"{label}_plan.txt", lambda: f"{plan}\n\n{memory_text(plan, memory)}\n")
     own = _dying_inputs(module.graph, ctx.record)
     held = ctx.record.held[name] = predicted(plan, memory, own)
-    ctx.record.by_torch |= made_by_torch(plan)
+    extras = module.graph.output_node().meta.get(EXTRAS, ())
+    ctx.record.homes |= homes(plan, memory, extras)
     ctx.record.peaks[name] = held.all
     return plan, memory, label
 
 
-def _dying_inputs(graph: fx.Graph, record: Compilation) -> dict[str, Own]:
-    """Inputs of a backward that nobody but the call holds."""
-    own = {}
+def _dying_inputs(graph: fx.Graph, record: Compilation) -> list[Own]:
+    """Inputs of a backward that nobody but the call holds, those in one memory together."""
+    own: dict[str, Own] = {}
     for node in graph.find_nodes(op="placeholder"):
         if node.meta.get(CALLERS) is False:
-            by_torch = node.meta[PART] or node.name in record.by_torch
-            own[node.name] = Own(bytes_of(node.meta.get("val")), by_torch)
-    return own
+            alone = Home(node.name, bytes_of(node.meta.get("val")), node.meta[PART])
+            home = record.homes.get(node.name, alone)
+            names = own[home.owner].names if home.owner in own else ()
+            own[home.owner] = Own((*names, node.name), home.bytes, home.by_torch)
+    return list(own.values())
 
 
 def _executor(plan: Plan, memory: Memory, names: tuple[str, str], ctx: Ctx) -> CompiledGraph:
