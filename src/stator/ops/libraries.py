@@ -57,3 +57,47 @@ def _operator(name: str) -> Any:
         return operator_named(name)
     except AttributeError:
         return None
+
+
+def int8_linear() -> Any:
+    """oneDNN's product of integers, with what stands behind it; None as above."""
+    return _onednn_int8("qlinear_pointwise")
+
+
+def int8_linear_of_tensors() -> Any:
+    """The same, where the scale of the input is known at run time alone."""
+    return _onednn_int8("qlinear_pointwise.tensor")
+
+
+def int8_linear_plus() -> Any:
+    """The same, with a tensor that is added."""
+    return _onednn_int8("qlinear_pointwise.binary")
+
+
+def int8_convolution() -> Any:
+    """oneDNN's convolution of integers, with an activation behind it; None as above."""
+    return _onednn_int8("qconv_pointwise")
+
+
+def int8_convolution_of_tensors() -> Any:
+    """The same, where the scale of the image is known at run time alone."""
+    return _onednn_int8("qconv_pointwise.tensor")
+
+
+def pack_int8_linear(weight: Tensor, shape: Sequence[int] | None) -> Tensor:
+    """A weight for `int8_linear`; `shape` is that of the input, if it is known."""
+    packed: Tensor = operator_named("onednn::qlinear_prepack")(weight, shape)
+    return packed
+
+
+def pack_int8_convolution(weight: Tensor, scales: Tensor, *shape: Any) -> Tensor:
+    """A weight for `int8_convolution`.
+
+    Scale and zero point of the image, stride, padding, dilation, groups, size of the image.
+    """
+    packed: Tensor = operator_named("onednn::qconv_prepack")(weight, scales, *shape)
+    return packed
+
+
+def _onednn_int8(name: str) -> Any:
+    return None if onednn_linear() is None else _operator(f"onednn::{name}")

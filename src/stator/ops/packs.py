@@ -7,12 +7,18 @@ return is the library's own; only its own operators read it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from stator.ops.libraries import pack_convolution, pack_for_mkl, pack_for_onednn
+from stator.ops.libraries import (
+    pack_convolution,
+    pack_for_mkl,
+    pack_for_onednn,
+    pack_int8_convolution,
+    pack_int8_linear,
+)
 
 
 def mkl_linear_weight(weight: Tensor, rows: int) -> Tensor:
@@ -39,4 +45,55 @@ def onednn_convolution_weight(
     return pack_convolution(laid, padding, stride, dilation, groups, image)
 
 
-PACKS: Final = frozenset({mkl_linear_weight, onednn_linear_weight, onednn_convolution_weight})
+def int8_linear_weight(
+    weight: Tensor, zero_points: Tensor | None, shape: Sequence[int] | None
+) -> Tensor:
+    """Integers for oneDNN's product with inputs of one size."""
+    return pack_int8_linear(_centred(weight, zero_points), shape)
+
+
+def int8_convolution_weight(
+    weight: Tensor, scales: Tensor, zero_points: Tensor | None, image: Sequence[Any], *shape: Any
+) -> Tensor:
+    """Integers for oneDNN's convolution; `image`: the scale and the zero point of the images."""
+    return pack_int8_convolution(_centred(weight, zero_points), scales, *image, *shape)
+
+
+def channel_scales(scales: Tensor) -> Tensor:
+    """Scales as oneDNN wants them."""
+    return scales.to(torch.float32).contiguous()
+
+
+def same_scale(weight: Tensor, scale: float) -> Tensor:
+    """One scale for all of a weight."""
+    return torch.full((1,), scale, device=weight.device)
+
+
+def centres(scales: Tensor) -> Tensor:
+    """The zero points of a weight, all of which are 0."""
+    return torch.zeros(scales.numel(), dtype=torch.int64, device=scales.device)
+
+
+def _centred(weight: Tensor, zero_points: Tensor | None) -> Tensor:
+    """`weight`, which oneDNN takes to have no zero points."""
+    if zero_points is not None and bool(zero_points.any()):
+        raise RuntimeError(
+            "a weight was quantised with zero points other than 0, which oneDNN would ignore: "
+            'quantise weights symmetrically, or leave out int8 (Options.skip: "int8_linear", '
+            '"int8_convolution")'
+        )
+    return weight.contiguous()
+
+
+PACKS: Final = frozenset(
+    {
+        mkl_linear_weight,
+        onednn_linear_weight,
+        onednn_convolution_weight,
+        int8_linear_weight,
+        int8_convolution_weight,
+        channel_scales,
+        same_scale,
+        centres,
+    }
+)

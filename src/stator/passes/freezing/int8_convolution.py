@@ -1,0 +1,153 @@
+"""Convolutions of dequantised images are convolutions of integers, by oneDNN."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import fx
+
+from stator.graph.build import Builder
+from stator.graph.edit import drop_unread
+from stator.graph.run import Ctx
+from stator.ops.libraries import int8_convolution as onednn_convolution
+from stator.ops.libraries import int8_convolution_of_tensors
+from stator.ops.packs import int8_convolution_weight
+from stator.passes.freezing.quantized import Integers, IntegerWeight, Tail, moved
+from stator.passes.freezing.take_constants import constant_nodes
+
+aten = torch.ops.aten
+
+INSIDE: Final = frozenset({"relu", "hardtanh", "hardswish", "swish"})
+LAST: Final = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+@dataclass(frozen=True, slots=True)
+class Convolution:
+    """A convolution, its image and weight being dequantised."""
+
+    node: fx.Node
+    image: Integers
+    weight: IntegerWeight
+
+
+def int8_convolution(graph: fx.Graph, ctx: Ctx) -> int:
+    """Let convolutions compute with the integers that their operands were; return how many do.
+
+    before: y = convolution(dequantize(x, 0.1, 3, …), dequantize_per_channel(w, s, …), b, …)
+            z = quantize(relu(y), 0.2, 5, …)
+    after:  z = qconv_pointwise(x, 0.1, 3, int8_convolution_weight(w, …), s, …, 0.2, 5, u8, "relu")
+
+    oneDNN's result lies channels last; where it lay otherwise, a clone puts it back.
+    """
+    settled = constant_nodes(graph)
+    if onednn_convolution() is None or not settled:
+        return 0
+    changed = 0
+    for node in graph.find_nodes(op="call_function", target=aten.convolution.default):
+        found = _convolution(node, settled)
+        if found is None:
+            continue
+        if isinstance(found, str):
+            ctx.record.notes.append(f"{node.name} is not int8: {found}")
+            continue
+        if ctx.fuel.spend(f"int8_convolution: {node.name}"):
+            plain = found.image.is_dynamic or node.meta["val"].dim() != 4
+            tail = Tail.of(node, frozenset() if plain else INSIDE)
+            ctx.record.notes.append(f"{node.name} {tail.told()}")
+            _rewrite(found, tail)
+            changed += 1
+    drop_unread(graph)
+    return changed
+
+
+def _convolution(node: fx.Node, settled: dict[fx.Node, None]) -> Convolution | str | None:
+    """The convolution that a node is; the reason, if it was to be expected; otherwise None."""
+    image = Integers.behind(node.args[0])
+    weight = IntegerWeight.behind(node.args[1], settled, turned=False)
+    if isinstance(weight, str):
+        return weight if image is not None else None
+    if image is None:
+        return "its image is not dequantised per tensor"
+    return _why_not(node, image) or Convolution(node, image, weight)
+
+
+def _why_not(node: fx.Node, image: Integers) -> str | None:
+    value = node.meta["val"]
+    if value.device.type != "cpu":
+        return "it is not on the CPU"
+    if node.args[6]:
+        return "it is a transposed one"
+    if image.dtype is not torch.uint8:
+        return "its image is not of uint8"
+    if node.args[0].meta["val"].dim() != node.args[1].meta["val"].dim() or value.dim() > 5:
+        return "it is not one of a batch of images"
+    if any(
+        isinstance(n, int) and n == 0 for n in (*value.size(), *node.args[0].meta["val"].size())
+    ):
+        return "it is empty"
+    return None
+
+
+def _rewrite(found: Convolution, tail: Tail) -> None:
+    node, graph, weight = found.node, found.node.graph, found.weight
+    _, _, bias, stride, padding, dilation, _, _, groups = node.args
+    builder = Builder(graph, tail.last)
+    image = _laid(found.image, builder)
+    size = list(image.meta["val"].size())
+    shape = size if all(isinstance(n, int) for n in size) else None
+    scale, zero_point, dtype = tail.output
+    after, numbers = tail.activation, (found.image.scale, found.image.zero_point)
+    with graph.inserting_before(tail.last):
+        scales, points = weight.prepared(graph)
+        packed = graph.call_function(
+            int8_convolution_weight,
+            (
+                *(weight.node, scales, weight.zero_points),
+                # Packed for some zero point, if it is known at run time alone.
+                (1.0, 1) if found.image.is_dynamic else numbers,
+                *(stride, padding, dilation, groups, shape),
+            ),
+        )
+        packed.meta = {"val": weight.node.meta["val"]}
+        arguments: tuple[Any, ...] = (image, *numbers, packed, scales, points, bias)
+        arguments += (stride, padding, dilation, groups, scale, zero_point, dtype)
+        arguments += (after.name, list(after.numbers), after.algorithm)
+        called = int8_convolution_of_tensors() if found.image.is_dynamic else onednn_convolution()
+        made = graph.call_function(called, arguments)
+    made.meta = {**node.meta, "val": _channels_last(node.meta["val"], dtype)}
+    tail.take_place(moved(_put_back(made, node.meta["val"], builder), tail.moves, builder))
+
+
+def _laid(image: Integers, builder: Builder) -> fx.Node:
+    """The integers channels last, as the library would lay them itself: a kernel does it."""
+    moves = image.moves
+    source = image.source
+    while not moves and source.target is aten.clone.default:
+        source = source.args[0]  # laid otherwise for others
+    node = moved(source, moves, builder)
+    last = LAST.get(node.meta["val"].dim())
+    if last is None or node.meta["val"].is_contiguous(memory_format=last):
+        return node
+    return builder.call(aten.clone.default, node, memory_format=last)
+
+
+def _channels_last(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor of the size, as oneDNN lays it."""
+    batch, channels, *rest = value.size()
+    laid = value.new_empty((batch, *rest, channels), dtype=dtype)
+    return laid.permute(0, -1, *range(1, laid.dim() - 1))
+
+
+def _put_back(made: fx.Node, value: torch.Tensor, builder: Builder) -> fx.Node:
+    """The result in the order that readers expect."""
+    if made.meta["val"].stride() == value.stride():
+        return made
+    if value.is_contiguous():
+        return builder.call(aten.clone.default, made, memory_format=torch.contiguous_format)
+    order = sorted(range(value.dim()), key=lambda d: -value.stride(d))
+    back = [order.index(d) for d in range(value.dim())]
+    turned = builder.call(aten.permute.default, made, order)
+    laid = builder.call(aten.clone.default, turned, memory_format=torch.contiguous_format)
+    return builder.call(aten.permute.default, laid, back)

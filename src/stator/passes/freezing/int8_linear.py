@@ -1,0 +1,109 @@
+"""Products of dequantised tensors are products of integers, by oneDNN."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import fx
+
+from stator.graph.build import Builder
+from stator.graph.edit import drop_unread
+from stator.graph.run import Ctx
+from stator.ops.libraries import int8_linear as onednn_linear
+from stator.ops.libraries import int8_linear_of_tensors
+from stator.ops.packs import int8_linear_weight
+from stator.passes.freezing.quantized import Integers, IntegerWeight, Tail, moved
+from stator.passes.freezing.take_constants import constant_nodes
+
+aten = torch.ops.aten
+
+INSIDE: Final = frozenset({"relu", "gelu", "hardtanh", "hardswish", "swish"})
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """x @ w.t() + bias, x and w being dequantised."""
+
+    node: fx.Node
+    x: Integers
+    weight: IntegerWeight
+    bias: fx.Node | None
+
+
+def int8_linear(graph: fx.Graph, ctx: Ctx) -> int:
+    """Let products compute with the integers that their operands were; return how many do.
+
+    before: y = addmm(b, dequantize(x, 0.1, 3, …), t(dequantize_per_channel(w, s, …)))
+            z = quantize(relu(y), 0.2, 5, …)
+    after:  z = qlinear_pointwise(x, 0.1, 3, int8_linear_weight(w), s, …, b, 0.2, 5, u8, "relu", …)
+    """
+    settled = constant_nodes(graph)
+    if onednn_linear() is None or not settled:
+        return 0
+    changed = 0
+    for node in list(graph.nodes):
+        if node.target not in (aten.mm.default, aten.addmm.default):
+            continue
+        product = _product(node, settled)
+        if product is None:
+            continue
+        if isinstance(product, str):
+            ctx.record.notes.append(f"{node.name} is not int8: {product}")
+            continue
+        if ctx.fuel.spend(f"int8_linear: {node.name}"):
+            names = frozenset() if product.x.is_dynamic else INSIDE
+            tail = Tail.of(node, names)
+            ctx.record.notes.append(f"{node.name} {tail.told()}")
+            _rewrite(product, tail)
+            changed += 1
+    drop_unread(graph)
+    return changed
+
+
+def _product(node: fx.Node, settled: dict[fx.Node, None]) -> Product | str | None:
+    """The product that a node is; the reason, if it was to be expected; otherwise None."""
+    *bias, left, right = node.args
+    x, weight = Integers.behind(left), IntegerWeight.behind(right, settled, turned=True)
+    if isinstance(weight, str):
+        return weight if x is not None else None
+    if x is None:
+        return "its input is not dequantised per tensor"
+    reason = _why_not(node, x)
+    return reason or Product(node, x, weight, bias[0] if bias else None)
+
+
+def _why_not(node: fx.Node, x: Integers) -> str | None:
+    value = node.meta["val"]
+    if value.device.type != "cpu" or node.kwargs:
+        return "it is no plain product on the CPU"
+    if any(isinstance(n, int) and n == 0 for n in (*value.size(), *x.source.meta["val"].size())):
+        return "it is empty"
+    if node.target is aten.addmm.default and node.args[0].meta["val"].dim() != 1:
+        return "what is added is no bias"
+    return None
+
+
+def _rewrite(product: Product, tail: Tail) -> None:
+    graph, node, weight = product.node.graph, product.node, product.weight
+    builder = Builder(graph, tail.last)
+    x = product.x.moved(builder)
+    size = list(x.meta["val"].size())
+    shape = size if all(isinstance(n, int) for n in size) else None
+    scale, zero_point, dtype = tail.output
+    after = tail.activation
+    with graph.inserting_before(tail.last):
+        packed = graph.call_function(int8_linear_weight, (weight.node, weight.zero_points, shape))
+        packed.meta = {"val": weight.node.meta["val"].t()}
+        scales, points = weight.prepared(graph)
+        arguments: tuple[Any, ...] = (x, product.x.scale, product.x.zero_point, packed)
+        arguments += (scales, points, product.bias, scale, zero_point, dtype)
+        arguments += (after.name, list(after.numbers), after.algorithm)
+        called = int8_linear_of_tensors() if product.x.is_dynamic else onednn_linear()
+        made = graph.call_function(called, arguments)
+    made.meta = {
+        **node.meta,
+        "val": node.meta["val"].new_empty(node.meta["val"].size(), dtype=dtype),
+    }
+    tail.take_place(moved(made, tail.moves, builder))

@@ -1,0 +1,170 @@
+"""Convolutions of integers: when, what is inside, and that they compute the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from stator.ops.libraries import int8_convolution as onednn_convolution
+from stator.passes.freezing.int8_convolution import int8_convolution
+from tests.passes.freezing.graphs import rewritten, run_with_constants
+from tests.passes.freezing.integers import (
+    called,
+    dequantized,
+    dequantized_weight,
+    integers,
+    quantized,
+    requantized,
+    weight_of,
+)
+
+pytestmark = pytest.mark.skipif(onednn_convolution() is None, reason="torch has no oneDNN here")
+
+
+def check(fn: Callable[..., Any], *inputs: Tensor) -> tuple[list[str], list[str]]:
+    """The same result, up to one integer in a few; names of what is called, and the notes."""
+    module, ctx = rewritten(fn, inputs, (1, 2, 3), int8_convolution)
+    names = called(module)
+    (output,) = module.graph.find_nodes(op="output")
+    foretold = output.args[0][0].meta["val"]
+    (found, *_), _ = run_with_constants(module, inputs)
+    expected = fn(*inputs)
+    assert (found.dtype, found.stride()) == (foretold.dtype, foretold.stride())
+    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+    if found.dtype.is_floating_point:
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
+    else:
+        distance = (found.int() - expected.int()).abs()
+        assert distance.max() <= 1
+        assert (distance > 0).float().mean() <= 0.01
+    return names, ctx.record.notes
+
+
+def image(*size: int, last: bool = False) -> Tensor:
+    """Bytes."""
+    x = integers(torch.uint8, *size)
+    return x.contiguous(memory_format=torch.channels_last) if last else x
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("groups", [1, 4, 16])
+@pytest.mark.parametrize("kind", [torch.uint8, torch.int8, None], ids=str)
+def test_convolutions_of_dequantised_images(
+    last: bool, groups: int, kind: torch.dtype | None
+) -> None:
+    def convolved(x: Tensor, w: Tensor, scales: Tensor, b: Tensor) -> Tensor:
+        y = F.conv2d(dequantized(x), dequantized_weight(w, scales), b, 2, 1, 1, groups)
+        return y if kind is None else requantized(y, kind)
+
+    inputs = image(2, 16, 9, 8, last=last), *weight_of(32, 16 // groups, 3, 3), torch.randn(32)
+    names, notes = check(convolved, *inputs)
+    assert "onednn.qconv_pointwise.default" in names
+    assert not any("quantize" in name or "aten.convolution" in name for name in names)
+    assert "is int8" in notes[0]
+
+
+@pytest.mark.parametrize("dims", [1, 3])
+def test_lines_and_volumes(dims: int) -> None:
+    convolve = {1: F.conv1d, 3: F.conv3d}[dims]
+
+    def convolved(x: Tensor, w: Tensor, scales: Tensor, b: Tensor) -> Tensor:
+        return requantized(
+            convolve(dequantized(x), dequantized_weight(w, scales), b).relu(), torch.uint8
+        )
+
+    inputs = image(2, 16, *[6] * dims), *weight_of(32, 16, *[3] * dims), torch.randn(32)
+    names, _ = check(convolved, *inputs)
+    assert "onednn.qconv_pointwise.default" in names
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "hardtanh": lambda y: F.hardtanh(y, -0.5, 2.0),
+    "silu": F.silu,
+    "hardswish": F.hardswish,
+    "gelu": F.gelu,
+}
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_what_stands_behind_is_inside(activation: str) -> None:
+    def convolved(x: Tensor, w: Tensor, scales: Tensor, b: Tensor) -> Tensor:
+        y = F.conv2d(dequantized(x), dequantized_weight(w, scales), b)
+        return requantized(ACTIVATIONS[activation](y), torch.uint8)
+
+    inputs = image(2, 16, 9, 8, last=True), *weight_of(32, 16, 3, 3), torch.randn(32)
+    names, notes = check(convolved, *inputs)
+    if activation == "gelu":  # which oneDNN's convolution of integers has not
+        assert "gelu reads it" in notes[0]
+    else:
+        assert "inside, and gives uint8" in notes[0]
+        assert names[-1] == "onednn.qconv_pointwise.default"
+
+
+def test_the_scale_may_be_known_at_run_time_alone() -> None:
+    def convolved(x: Tensor, w: Tensor, scales: Tensor, b: Tensor) -> Tensor:
+        scale, zero_point = quantized.choose_qparams.tensor(x, 0, 255, 1e-6, torch.uint8)
+        rest = (scale, zero_point, 0, 255, torch.uint8)
+        real = quantized.dequantize_per_tensor.tensor(
+            quantized.quantize_per_tensor.tensor(x, *rest), *rest
+        )
+        return F.conv2d(real, dequantized_weight(w, scales), b, padding=1)
+
+    names, _ = check(convolved, torch.randn(2, 16, 9, 8), *weight_of(32, 16, 3, 3), torch.randn(32))
+    assert "onednn.qconv_pointwise.tensor" in names
+
+
+def test_one_behind_the_other_passes_bytes_on() -> None:
+    """Nothing lies between two of them, though floats lay there as rows."""
+
+    def convolved(x: Tensor, w: Tensor, scales: Tensor, b: Tensor) -> Tensor:
+        y = dequantized(x)
+        for _ in range(3):
+            y = F.conv2d(y, dequantized_weight(w, scales), b, padding=1)
+            y = dequantized(requantized(y.relu(), torch.uint8))
+        return y
+
+    inputs = image(2, 16, 9, 8), *weight_of(16, 16, 3, 3), torch.randn(16)
+    module, _ = rewritten(convolved, inputs, (1, 2, 3), int8_convolution)
+    first, second, third = (
+        node for node in module.graph.nodes if "qconv_pointwise" in str(node.target)
+    )
+    assert second.args[0] is first
+    assert third.args[0] is second
+
+
+def transposed(x: Tensor, w: Tensor, scales: Tensor, b: Tensor) -> Tensor:
+    return F.conv_transpose2d(dequantized(x), dequantized_weight(w, scales))
+
+
+def of_signed(x: Tensor, w: Tensor, scales: Tensor, b: Tensor) -> Tensor:
+    return F.conv2d(dequantized(x.char()), dequantized_weight(w, scales), b)
+
+
+def of_floats(x: Tensor, w: Tensor, scales: Tensor, b: Tensor) -> Tensor:
+    return F.conv2d(x.float(), dequantized_weight(w, scales), b)
+
+
+def of_float_weights(x: Tensor, w: Tensor, scales: Tensor, b: Tensor) -> Tensor:
+    return F.conv2d(dequantized(x), w.float(), b)
+
+
+@pytest.mark.parametrize(
+    ("fn", "reason"),
+    [
+        (transposed, "it is a transposed one"),
+        (of_signed, "its image is not of uint8"),
+        (of_floats, "its image is not dequantised per tensor"),
+        (of_float_weights, "its weight is not dequantised"),
+    ],
+)
+def test_what_is_not_int8_says_why(fn: Callable[..., Tensor], reason: str) -> None:
+    inputs = image(2, 16, 9, 8), *weight_of(16, 16, 3, 3), torch.randn(16)
+    names, notes = check(fn, *inputs)
+    assert not any("onednn" in name for name in names)
+    assert reason in notes[0]

@@ -1,0 +1,209 @@
+"""Products of integers: when, what is inside, and that they compute the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from stator.ops.libraries import int8_linear as onednn_linear
+from stator.passes.freezing.int8_linear import int8_linear
+from tests.passes.freezing.graphs import rewritten, run_with_constants
+from tests.passes.freezing.integers import (
+    called,
+    dequantized,
+    dequantized_weight,
+    integers,
+    quantized,
+    requantized,
+    weight_of,
+)
+
+pytestmark = pytest.mark.skipif(onednn_linear() is None, reason="torch has no oneDNN here")
+
+
+def check(
+    fn: Callable[..., Any], *inputs: Tensor, weights: tuple[int, ...] = (1, 2, 3), apart: float = 0
+) -> tuple[list[str], list[str]]:
+    """The same result, up to one integer in a few; names of what is called, and the notes."""
+    module, ctx = rewritten(fn, inputs, weights, int8_linear)
+    names = called(module)
+    (found, *_), _ = run_with_constants(module, inputs)
+    expected = fn(*inputs)
+    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+    if found.dtype.is_floating_point:
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
+    else:
+        distance = (found.int() - expected.int()).abs()
+        assert distance.max() <= 1
+        assert (distance > 0).float().mean() <= 0.01
+    return names, ctx.record.notes
+
+
+@pytest.mark.parametrize("kind", [torch.uint8, torch.int8], ids=str)
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("size", [(1, 64), (20, 64), (2, 5, 64)], ids=str)
+def test_products_of_dequantised_tensors(
+    kind: torch.dtype, biased: bool, size: tuple[int, ...]
+) -> None:
+    def product(x: Tensor, w: Tensor, scales: Tensor, b: Tensor) -> Tensor:
+        return F.linear(dequantized(x), dequantized_weight(w, scales), b if biased else None)
+
+    names, notes = check(product, integers(kind, *size), *weight_of(48, 64), torch.randn(48))
+    assert "onednn.qlinear_pointwise.default" in names
+    assert not any("dequantize" in name or "mm" in name for name in names)
+    assert "is int8, and gives float32" in notes[0]
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu of tanh": lambda y: F.gelu(y, approximate="tanh"),
+    "hardtanh": lambda y: F.hardtanh(y, -0.5, 2.0),
+    "clamp": lambda y: y.clamp(-0.5, 2.0),
+    "silu": F.silu,
+    "hardswish": F.hardswish,
+}
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("kind", [torch.uint8, torch.int8, None], ids=str)
+def test_what_stands_behind_is_inside(activation: str, kind: torch.dtype | None) -> None:
+    def product(x: Tensor, w: Tensor, scales: Tensor, b: Tensor) -> Tensor:
+        y = ACTIVATIONS[activation](F.linear(dequantized(x), dequantized_weight(w, scales), b))
+        return y if kind is None else requantized(y, kind)
+
+    inputs = integers(torch.uint8, 2, 9, 64), *weight_of(48, 64), torch.randn(48)
+    names, notes = check(product, *inputs)
+    assert [name for name in names if "view" not in name and "call" not in name][-1].startswith(
+        "onednn.qlinear"
+    )
+    assert "inside" in notes[0]
+
+
+def test_the_scale_may_be_known_at_run_time_alone() -> None:
+    def product(x: Tensor, w: Tensor, scales: Tensor, b: Tensor) -> Tensor:
+        scale, zero_point = quantized.choose_qparams.tensor(x, 0, 255, 1e-6, torch.uint8)
+        rest = (scale, zero_point, 0, 255, torch.uint8)
+        whole = quantized.quantize_per_tensor.tensor(x, *rest)
+        real = quantized.dequantize_per_tensor.tensor(whole, *rest)
+        return F.linear(real, dequantized_weight(w, scales), b).relu()
+
+    names, notes = check(product, torch.randn(20, 64), *weight_of(48, 64), torch.randn(48))
+    assert "onednn.qlinear_pointwise.tensor" in names
+    assert "aten.relu.default" in names  # oneDNN's makes 0 of NaN
+    assert "is int8" in notes[0]
+
+
+def test_several_readers_of_one_dequantised_tensor() -> None:
+    def products(x: Tensor, w: Tensor, scales: Tensor, b: Tensor) -> Tensor:
+        real, weight = dequantized(x), dequantized_weight(w, scales)
+        return F.linear(real, weight, b) + F.linear(real.flip(0), weight) + real[:, :48]
+
+    names, notes = check(
+        products, integers(torch.uint8, 9, 64), *weight_of(48, 64), torch.randn(48)
+    )
+    assert names.count("onednn.qlinear_pointwise.default") == 1
+    assert any("not int8: its input is not dequantised" in note for note in notes)
+
+
+def test_one_scale_for_all_of_the_weight() -> None:
+    def product(x: Tensor, w: Tensor, scales: Tensor, b: Tensor) -> Tensor:
+        weight = quantized.dequantize_per_tensor.default(w, 0.02, 0, -128, 127, torch.int8)
+        return F.linear(dequantized(x), weight, b)
+
+    names, _ = check(product, integers(torch.uint8, 9, 64), *weight_of(48, 64), torch.randn(48))
+    assert "onednn.qlinear_pointwise.default" in names
+
+
+def test_a_result_that_others_read_stays_a_float() -> None:
+    def product(x: Tensor, w: Tensor, scales: Tensor, b: Tensor) -> Tensor:
+        y = F.linear(dequantized(x), dequantized_weight(w, scales), b)
+        return y + dequantized(requantized(y, torch.uint8))
+
+    _, notes = check(product, integers(torch.uint8, 9, 64), *weight_of(48, 64), torch.randn(48))
+    assert "gives float32 (2 read addmm)" in notes[0]
+
+
+def test_narrow_bounds_are_kept() -> None:
+    def product(x: Tensor, w: Tensor, scales: Tensor, b: Tensor) -> Tensor:
+        y = F.linear(dequantized(x), dequantized_weight(w, scales), b)
+        whole: Tensor = quantized.quantize_per_tensor.default(y, 0.01, 3, 0, 127, torch.uint8)
+        return whole
+
+    names, notes = check(product, integers(torch.uint8, 9, 64), *weight_of(48, 64), torch.randn(48))
+    assert "quantized_decomposed.quantize_per_tensor.default" in names
+    assert "quantize_per_tensor reads it" in notes[0]
+
+
+def of_floats(x: Tensor, w: Tensor, scales: Tensor, b: Tensor) -> Tensor:
+    return F.linear(x.float(), dequantized_weight(w, scales), b)
+
+
+def of_columns(x: Tensor, w: Tensor, scales: Tensor, b: Tensor) -> Tensor:
+    weight = quantized.dequantize_per_channel.default(w, scales, None, 1, -128, 127, torch.int8)
+    return F.linear(dequantized(x), weight, b)
+
+
+def untransposed(x: Tensor, w: Tensor, scales: Tensor, b: Tensor) -> Tensor:
+    return dequantized(x) @ dequantized_weight(w, scales)
+
+
+def of_bytes(x: Tensor, w: Tensor, scales: Tensor, b: Tensor) -> Tensor:
+    weight = quantized.dequantize_per_tensor.default(w.byte(), 0.1, 0, 0, 255, torch.uint8)
+    return F.linear(dequantized(x), weight, b)
+
+
+def plus_matrix(x: Tensor, w: Tensor, scales: Tensor, b: Tensor) -> Tensor:
+    return torch.addmm(b.expand(9, 64), dequantized(x), dequantized_weight(w, scales).t())
+
+
+@pytest.mark.parametrize(
+    ("fn", "reason"),
+    [
+        (of_floats, "its input is not dequantised per tensor"),
+        (of_columns, "the channels of its weight are not its rows"),
+        (untransposed, "rows being channels"),
+        (of_bytes, "its weight is not of int8"),
+        (plus_matrix, "what is added is no bias"),
+    ],
+)
+def test_what_is_not_int8_says_why(fn: Callable[..., Tensor], reason: str) -> None:
+    names, notes = check(fn, integers(torch.uint8, 9, 64), *weight_of(64, 64), torch.randn(64))
+    assert not any("onednn" in name for name in names)
+    assert reason in notes[0]
+
+
+def test_a_weight_that_is_no_constant_says_so() -> None:
+    def product(x: Tensor, w: Tensor, scales: Tensor) -> Tensor:
+        return F.linear(dequantized(x), dequantized_weight(w, scales))
+
+    inputs = integers(torch.uint8, 9, 64), *weight_of(48, 64)
+    _, ctx = rewritten(product, inputs, (2,), int8_linear)
+    assert "its weight is no constant" in ctx.record.notes[0]
+
+
+def test_zero_points_of_weights_raise() -> None:
+    """Their values are known when the constant is made; oneDNN would leave them out."""
+
+    def product(x: Tensor, w: Tensor, scales: Tensor, points: Tensor) -> Tensor:
+        rest = (scales, points, 0, -128, 127, torch.int8)
+        return F.linear(dequantized(x), quantized.dequantize_per_channel.default(w, *rest))
+
+    points = torch.zeros(48, dtype=torch.int64)
+    check(product, integers(torch.uint8, 9, 64), *weight_of(48, 64), points)
+    with pytest.raises(RuntimeError, match="zero points"):
+        check(product, integers(torch.uint8, 9, 64), *weight_of(48, 64), points + 3)
+
+
+def test_nothing_to_multiply() -> None:
+    def product(x: Tensor, w: Tensor, scales: Tensor, b: Tensor) -> Tensor:
+        return F.linear(dequantized(x), dequantized_weight(w, scales), b)
+
+    inputs = integers(torch.uint8, 0, 64), *weight_of(48, 64), torch.randn(48)
+    _, ctx = rewritten(product, inputs, (1, 2, 3), int8_linear)
+    assert "it is empty" in ctx.record.notes[0]
