@@ -20,7 +20,7 @@ from stator.passes.freezing.pack_convolution import pack_convolution
 from stator.passes.freezing.pack_linear import pack_linear
 from stator.passes.freezing.take_constants import take_constants
 from stator.pipeline import FREEZING, compile_half
-from stator.runtime.constants import programs_of
+from stator.runtime.constants import sets_of
 from stator.runtime.discarded import is_discarded
 from stator.torch_api import is_weight, parameters_of_trace
 
@@ -47,28 +47,27 @@ def update_weights(compiled: Any, state_dict: Mapping[str, Tensor]) -> None:
     }
     fresh = {id(weight): (weight, value) for weight, value in _pairs(held, state_dict)}
     before = {key: w.data for key, (w, _) in fresh.items() if not is_discarded(w)}
-    affected = programs_of(weight for weight, _ in fresh.values())
-    swapped = [(program, program.state, program.tensors, program.made) for program in affected]
-    for program in affected:
-        program.is_updating = True
+    affected = sets_of(weight for weight, _ in fresh.values())
+    swapped = [(one, one.state, one.tensors, one.made) for one in affected]
+    for one in affected:
+        one.is_updating = True
     try:
         for key, (weight, value) in fresh.items():
             if key in before:
                 laid = torch.empty_strided(weight.size(), weight.stride(), dtype=weight.dtype)
                 weight.data = laid.copy_(value.detach())
         values = {key: weight if key in before else value for key, (weight, value) in fresh.items()}
-        for program in affected:
-            assert program.state is not None, "it has made something"
-            program.follow(program.state.weights, values)
+        for one in affected:
+            one.follow_given(values)
     except BaseException:
         for key in before:
             fresh[key][0].data = before[key]
-        for program, state, tensors, made in swapped:
-            program.state, program.tensors, program.made = state, tensors, made
+        for one, state, tensors, made in swapped:
+            one.state, one.tensors, one.made = state, tensors, made
         raise
     finally:
-        for program in affected:
-            program.is_updating = False
+        for one in affected:
+            one.is_updating = False
 
 
 def _pairs(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -129,7 +131,7 @@ def test_a_changed_weight_is_packed_again(change: Callable[[Net], None]) -> None
         assert not torch.allclose(before, run(X))
 
 
-@pytest.mark.parametrize("change", CHANGES[:4], ids=lambda change: change.__name__)
+@pytest.mark.parametrize("change", CHANGES[:3], ids=lambda change: change.__name__)
 def test_a_frozen_program_keeps_its_weights_and_says_so_once(
     change: Callable[[Net], None],
 ) -> None:
@@ -146,6 +148,40 @@ def test_a_frozen_program_keeps_its_weights_and_says_so_once(
             run(X)
     if change is not write_in_place and change is not write_behind_the_counter:
         close(found, before)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_modules_of_one_class_have_their_own_weights(frozen: bool) -> None:
+    """Dynamo calls one program for both: parameters are its inputs."""
+    one, other = Net(), Net()
+    run, run_other = compiled(one, freezing=frozen), compiled(other, freezing=frozen)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            close(run(X), one(X))
+            close(run_other(X), other(X))
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_another_parameter_in_its_place_is_read(frozen: bool) -> None:
+    net = Net()
+    run = compiled(net, freezing=frozen)
+    with torch.no_grad():
+        run(X)
+        put_another_parameter(net)
+        close(run(X), net(X))
+
+
+def test_weights_die_with_their_module() -> None:
+    net = Net()
+    run = compiled(net)
+    with torch.no_grad():
+        run(X)
+    gone = weakref.ref(net.first.weight)
+    del net, run
+    torch._dynamo.reset()
+    gc.collect()
+    assert gone() is None
 
 
 def test_programs_of_one_model_share_packed_weights() -> None:

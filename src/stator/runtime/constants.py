@@ -57,22 +57,21 @@ def with_constants(run: Boxed, constants: Constants) -> Boxed:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Weights as they were when something was made of them."""
+    """Weights as they were when something was made of them; they are not kept alive."""
 
-    weights: tuple[Tensor, ...]
-    stamps: tuple[tuple[int, int], ...] = ()
-    pieces: Any = ()  # addresses and lengths for the sampler
-    sample: int = 0
+    stamps: tuple[tuple[int, int], ...]
+    pieces: Any  # addresses and lengths for the sampler
+    sample: int
 
     @staticmethod
     def of(weights: Sequence[Tensor]) -> State:
         """As they are now."""
         places = [number for weight in weights for number in (weight.data_ptr(), _words(weight))]
         pieces = (ctypes.c_int64 * len(places))(*places)
-        return State(tuple(weights), tuple(map(_stamp, weights)), pieces, _sampled(pieces))
+        return State(tuple(map(_stamp, weights)), pieces, _sampled(pieces))
 
     def is_now(self, weights: Sequence[Tensor]) -> bool:
-        """Whether `weights` are these, and unchanged."""
+        """Whether `weights` lie where these lay, and are unchanged."""
         for weight, stamp in zip(weights, self.stamps, strict=True):
             if weight.data_ptr() != stamp[0] or weight._version != stamp[1]:
                 return False
@@ -100,7 +99,7 @@ _sampler: Final[list[Any]] = []  # at most one
 
 @dataclass(eq=False)
 class Made:
-    """A constant, and the weights that it was made of."""
+    """A constant, and how the weights were that it was made of."""
 
     tensor: Tensor
     state: State
@@ -108,16 +107,17 @@ class Made:
 
 _shelf: Final[weakref.WeakValueDictionary[Any, Made]] = weakref.WeakValueDictionary()
 _lock: Final = Lock()
-programs: Final[weakref.WeakSet[Program]] = weakref.WeakSet()  # those that are frozen
+_programs: Final[weakref.WeakSet[Program]] = weakref.WeakSet()  # those that are frozen
 
 
-def programs_of(weights: Iterable[Tensor]) -> list[Program]:
-    """Frozen programs that have made something of any of these."""
+def sets_of(weights: Iterable[Tensor]) -> list[Set]:
+    """Sets of constants of frozen programs that were made of any of these."""
     wanted = {id(weight) for weight in weights}
     return [
-        program
-        for program in programs
-        if program.state is not None and any(id(w) in wanted for w in program.state.weights)
+        one
+        for program in list(_programs)
+        for key, one in list(program.sets.items())
+        if not wanted.isdisjoint(key)
     ]
 
 
@@ -133,39 +133,23 @@ def made(recipe: Recipe, weights: Sequence[Tensor]) -> Made:
 
 
 @dataclass(eq=False)
-class Program:
-    """A compiled graph that reads constants."""
+class Set:
+    """The constants of a program for one set of weights: modules of one class share programs."""
 
-    run: Boxed
     constants: Constants
-    inputs: tuple[int, ...] = field(init=False)  # all weights that recipes take
+    inputs: tuple[int, ...]
+    weights: tuple[weakref.ref[Tensor], ...]
     state: State | None = None
     made: tuple[Made, ...] = ()
     tensors: tuple[Tensor, ...] = ()
     has_warned: bool = False
     is_updating: bool = False  # somebody is about to give it the weights that it sees
 
-    def __post_init__(self) -> None:
-        taken = [index for recipe in self.constants.recipes for index in recipe.weights]
-        self.inputs = tuple(dict.fromkeys(taken))
-        if self.constants.frozen:
-            programs.add(self)
-
-    def __call__(self, arguments: list[Any]) -> Sequence[Any]:
-        weights = [arguments[index] for index in self.inputs]
+    def check(self, weights: Sequence[Tensor]) -> None:
+        """See whether weights have changed; then what was made of them is made again, or not."""
         state = self.state
-        if state is None:
-            self.follow(weights)
-            if self.constants.discards:
-                self._discard(weights)
-        elif not (self.constants.discards or state.is_now(weights)):
-            self._changed(weights, state)
-        given = [arguments[index] for index in self.constants.arguments]
-        given += self.tensors
-        arguments.clear()
-        return self.run(given)
-
-    def _changed(self, weights: Sequence[Tensor], state: State) -> None:
+        if state is None or state.is_now(weights):
+            return
         if not self.constants.frozen:
             self.follow(weights)
         elif not (self.has_warned or self.is_updating or self.state is not state):
@@ -173,11 +157,17 @@ class Program:
             warnings.warn(
                 "a weight was changed after the program that reads it was frozen, which goes on "
                 "with the old one; stator.update_weights gives it the new one",
-                stacklevel=2,
+                stacklevel=3,
             )
 
+    def follow_given(self, given: Mapping[int, Tensor]) -> None:
+        """Make the constants anew, with other values for some weights, by the weights' ids."""
+        weights = [weight for ref in self.weights if (weight := ref()) is not None]
+        if len(weights) == len(self.weights):
+            self.follow(weights, given)
+
     def follow(self, weights: Sequence[Tensor], given: Mapping[int, Tensor] | None = None) -> None:
-        """Make the constants anew, of `weights`; some are `given` in place of those, by their id.
+        """Make the constants anew, of `weights`; some are `given` in place of those.
 
         What depends on none of the latter stays as it is.
         """
@@ -190,14 +180,53 @@ class Program:
                 fresh.append(made(recipe, [by_position[index] for index in recipe.weights]))
             else:
                 fresh.append(self.made[number])
-        state = State.of(weights) if not self.constants.discards else State(tuple(weights))
-        self.made, self.tensors, self.state = (
-            tuple(fresh),
-            tuple(one.tensor for one in fresh),
-            state,
-        )
+        self.state = None if self.constants.discards else State.of(weights)
+        self.made, self.tensors = tuple(fresh), tuple(one.tensor for one in fresh)
 
-    def _discard(self, weights: Sequence[Tensor]) -> None:
+    def discard(self, weights: Sequence[Tensor]) -> None:
+        """Give the memory of weights back that nobody reads any more."""
         for index, weight in zip(self.inputs, weights, strict=True):
             if index not in self.constants.arguments:
                 discard(weight)
+
+
+@dataclass(eq=False)
+class Program:
+    """A compiled graph that reads constants."""
+
+    run: Boxed
+    constants: Constants
+    inputs: tuple[int, ...] = field(init=False)  # all weights that recipes take
+    sets: dict[tuple[int, ...], Set] = field(default_factory=dict)  # by the ids of the weights
+
+    def __post_init__(self) -> None:
+        taken = [index for recipe in self.constants.recipes for index in recipe.weights]
+        self.inputs = tuple(dict.fromkeys(taken))
+        if self.constants.frozen:
+            _programs.add(self)
+
+    def __call__(self, arguments: list[Any]) -> Sequence[Any]:
+        weights = [arguments[index] for index in self.inputs]
+        found = self.sets.get(tuple(map(id, weights)))
+        if found is None:
+            found = self._furnish(weights)
+        else:
+            found.check(weights)
+        given = [arguments[index] for index in self.constants.arguments]
+        given += found.tensors
+        arguments.clear()
+        return self.run(given)
+
+    def _furnish(self, weights: Sequence[Tensor]) -> Set:
+        """Constants for weights that were not seen before; they go with the first of these."""
+        key, sets = tuple(map(id, weights)), self.sets
+
+        def forget(_: object) -> None:
+            sets.pop(key, None)
+
+        refs = tuple(weakref.ref(weight, forget) for weight in weights)
+        found = Set(self.constants, self.inputs, refs)
+        found.follow(weights)
+        if self.constants.discards:
+            found.discard(weights)
+        return sets.setdefault(key, found)
