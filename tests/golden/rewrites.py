@@ -17,6 +17,8 @@ from stator.graph.run import GraphPass
 from stator.passes.freezing.drop_casts import drop_casts
 from stator.passes.freezing.fold_batch_norm import fold_batch_norm
 from stator.passes.freezing.fold_binary import fold_binary
+from stator.passes.freezing.int8_convolution import int8_convolution
+from stator.passes.freezing.int8_linear import int8_linear
 from stator.passes.freezing.join_linears import join_linears
 from stator.passes.freezing.pack_convolution import pack_convolution
 from stator.passes.freezing.pack_linear import pack_linear
@@ -37,6 +39,13 @@ from stator.passes.post_grad.write_in_place import write_in_place
 from stator.passes.pre_grad.fuse_attention import fuse_attention
 from stator.passes.pre_grad.normalize_keywords import normalize_keywords
 from stator.passes.pre_grad.settle_dropout import settle_dropout
+from tests.passes.freezing.integers import (
+    dequantized,
+    dequantized_weight,
+    integers,
+    requantized,
+    weight_of,
+)
 
 DEPTH: Final = 512
 
@@ -170,6 +179,20 @@ def there_and_back(x: Tensor) -> Tensor:
     return x.double().view(3, 2).relu().float()
 
 
+def linear_of_integers(x: Tensor, w: Tensor, scales: Tensor, bias: Tensor) -> Tensor:
+    y = F.linear(dequantized(x), dequantized_weight(w, scales), bias)
+    return requantized(y.relu(), torch.uint8)
+
+
+def convolution_of_integers(x: Tensor, w: Tensor, scales: Tensor) -> Tensor:
+    return F.conv2d(dequantized(x), dequantized_weight(w, scales)).relu()
+
+
+def whole_numbers(*size: int) -> Callable[[], tuple[Tensor, ...]]:
+    """Bytes, and a weight for them with its scales and a bias."""
+    return lambda: (integers(torch.uint8, 2, *size), *weight_of(4, *size), torch.randn(4))
+
+
 def floats(*sizes: tuple[int, ...]) -> Callable[[], tuple[Tensor, ...]]:
     """Arguments of these sizes."""
     return lambda: tuple(torch.randn(size) for size in sizes)
@@ -204,6 +227,13 @@ TRACED: Final = (  # over a graph of ATen operators
         weights=(1, 2, 3, 4),
     ),
     Example(fold_binary, scaled_and_shifted, floats((2, 3), (4, 3), (4,), (4,)), weights=(1, 2, 3)),
+    Example(int8_linear, linear_of_integers, whole_numbers(3), weights=(1, 2, 3)),
+    Example(
+        int8_convolution,
+        convolution_of_integers,
+        lambda: whole_numbers(3, 2, 2)()[:3],
+        weights=(1, 2),
+    ),
     Example(join_linears, gated, floats((2, 3), (3, 4), (3, 4)), weights=(1, 2)),
     Example(pack_linear, large_linear, floats((16, 256), (512, 256), (512,)), weights=(1, 2)),
     Example(

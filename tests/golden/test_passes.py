@@ -28,6 +28,8 @@ WITH_ONEDNN: Final = (
     "fuse_conv_activation",
     "pack_linear",
     "pack_convolution",
+    "int8_linear",
+    "int8_convolution",
 )
 
 
