@@ -29,7 +29,7 @@ from stator.aot.partition.report import Choices
 from stator.aot.partition.split import Split
 from stator.aot.partition.weigh import bytes_of
 from stator.core.collector import collector_off
-from stator.core.events import Compilation, Home
+from stator.core.events import Compilation
 from stator.core.fallback import note_fallback
 from stator.core.fuel import Fuel
 from stator.core.torch_types import Flat
@@ -70,7 +70,15 @@ from stator.rules.views import VIEWS
 from stator.runtime.constants import Furnished, with_constants
 from stator.runtime.dump import program_text
 from stator.runtime.fused import plan_kernels
-from stator.runtime.memory import Memory, Own, homes, memory_text, plan_memory, predicted
+from stator.runtime.memory import (
+    Memory,
+    Own,
+    home_of_one,
+    homes,
+    memory_text,
+    plan_memory,
+    predicted,
+)
 from stator.runtime.native.executor import compile_native, load_native, native_program
 from stator.runtime.native.image import why_not_native
 from stator.runtime.native.prelude import hold_no_spare
@@ -97,6 +105,7 @@ FREEZING: Final[tuple[GraphPass, ...]] = (
     int8_linear,  # first: what folds into floats, or joins them, would hide the integers
     int8_convolution,
     drop_casts,  # first: a cast between a product and its constant hides the one from the other
+    drop_noops,  # the copies that casts leave
     fold_batch_norm,
     fold_binary,  # and batch norms behind what it folds
     join_linears,  # last: what was folded into one of several products is in its weight
@@ -227,8 +236,8 @@ def _dying_inputs(graph: fx.Graph, record: Compilation) -> list[Own]:
     own: dict[str, Own] = {}
     for node in graph.find_nodes(op="placeholder"):
         if node.meta.get(CALLERS) is False:
-            alone = Home(node.name, bytes_of(node.meta.get("val")), node.meta[PART])
-            home = record.homes.get(node.name, alone)
+            size = bytes_of(node.meta.get("val"))
+            home = record.homes.get(node.name) or home_of_one(node.name, size, node.meta[PART])
             names = own[home.owner].names if home.owner in own else ()
             own[home.owner] = Own((*names, node.name), home.bytes, home.by_torch)
     return list(own.values())

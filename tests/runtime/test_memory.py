@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves
 
 import stator
-from stator.core.events import Held
+from stator.core.events import Held, Home
 from stator.loops.index import Index, Symbol
 from stator.lower.sizes import evaluate
 from stator.lower.tensors import contiguous
@@ -35,6 +35,8 @@ from stator.runtime.memory import (
     Own,
     allocations,
     block_bytes,
+    home_of_one,
+    homes,
     lifetimes,
     memory_text,
     owners,
@@ -470,12 +472,43 @@ def test_small_tensors_are_torchs() -> None:
     assert held(POOLED // 4 + 1) == Held(0, POOLED + POOLED // 8 + PAGE, 0)
 
 
-def test_an_input_that_dies_is_a_block() -> None:
-    plan = Plan(("x",), (Free(("x",)),), ())
+def test_inputs_that_die_share_memory_until_the_last_is_gone() -> None:
+    steps = (Free(("x",)), Call("z", aten.mm.default, (), {}, bytes=Index.of(10)), Free(("y",)))
+    plan = Plan(("x", "y"), steps, (node("z"),))
 
-    found = predicted(plan, plan_memory(plan), {"x": Own(POOLED + 1, by_torch=False)})
+    found = predicted(plan, plan_memory(plan), [Own(("x", "y"), 1000, by_torch=True)])
 
-    assert found == Held(0, POOLED + POOLED // 8 + PAGE, 0)
+    assert found == Held(0, 0, 1010)
+
+
+def test_a_tensor_alone_is_a_block() -> None:
+    assert home_of_one("x", POOLED + 1, False) == Home("x", POOLED * 9 // 8 + PAGE, False)
+    assert home_of_one("x", POOLED - 1, False) == Home("x", POOLED - 1, True)
+    assert home_of_one("x", POOLED + 1, True) == Home("x", POOLED + 1, True)
+
+
+def test_what_is_kept_lies_where_its_root_was_made() -> None:
+    large = launch("pooled", "x", size=(POOLED,))
+    made = large.allocations[0]
+    steps = (
+        Call("library", aten.convolution.default, (), {}, bytes=Index.of(4 * POOLED)),
+        View("library", replace(made, name="over"), Index.of(0)),  # a kernel stored over it
+        large,
+        Call("halves", aten.split.Tensor, (node("pooled"), 50), {}),
+        Call("half", operator.getitem, (node("halves"), 0), {}),
+        View("x", replace(made, name="look"), Index.of(0)),
+    )
+    plan = Plan(("x",), steps, tuple(map(node, ("library", "over", "half", "look"))))
+    block = block_bytes(4 * POOLED)
+
+    assert homes(plan, plan_memory(plan), ("a", "b", "c")) == {
+        "a": Home("library", 0, False),  # the caller has it
+        "b": Home("pooled", block, False),
+        "c": Home("x", 0, False),
+    }
+    assert homes(plan, plan_memory(plan), ("v", "a", "b", "c"))["a"] == Home(
+        "library", 4 * POOLED, True
+    )
 
 
 def test_memory_is_written_for_people() -> None:

@@ -35,6 +35,15 @@ class Held:
         return self.arena + self.pool + self.torch
 
 
+@dataclass(frozen=True, slots=True)
+class Home:
+    """The memory that a value lies in, maybe with others."""
+
+    owner: str  # the name of what it was made for
+    bytes: int  # 0: the caller holds it anyway
+    by_torch: bool  # else the pool's
+
+
 @dataclass(slots=True)
 class Compilation:
     """Record of one compilation.  A backward graph compiled later adds to the same record."""
@@ -46,7 +55,7 @@ class Compilation:
     called: list[str] = field(default_factory=list)  # operators that are calls of torch's
     peaks: dict[str, int] = field(default_factory=dict)  # bytes that each graph holds at most
     held: dict[str, Held] = field(default_factory=dict)  # the same by where it comes from
-    by_torch: set[str] = field(default_factory=set)  # names of what library calls made themselves
+    homes: dict[str, Home] = field(default_factory=dict)  # of what the forward keeps, by name
     inputs: int = 0  # bytes of arguments and parameters
     outputs: int = 0  # bytes that the caller gets
     choices: Any = None  # aot.partition.report.Choices: what the backward keeps, and what else

@@ -14,6 +14,7 @@ aten = torch.ops.aten
 
 # Notes on nodes.
 CALLERS: Final = "callers"  # an input that the caller holds anyway; it outlives the call
+EXTRAS: Final = "extras"  # on an output: what the backward calls the last values that it returns
 PART: Final = "part"  # an input that is one of several results of a library call
 KEPT: Final = "kept"  # computed to be kept for a while, in the place of what it is computed from
 EARLY: Final = "early"  # computed for a first time, to be forgotten and computed again later

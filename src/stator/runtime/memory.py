@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from torch import fx
 
-from stator.core.events import Held
+from stator.core.events import Held, Home
 from stator.loops.index import Index
 from stator.lower.sizes import evaluate
 from stator.runtime.plan import Allocation, Call, Free, Launch, Plan, Step, Together, View
@@ -67,10 +67,11 @@ def plan_memory(plan: Plan) -> Memory:
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """An input that nobody but the call holds."""
+    """Memory of inputs that nobody but the call holds."""
 
+    names: tuple[str, ...]  # of the inputs: it is there as long as one of them
     bytes: int
-    by_torch: bool  # whether a library call made it
+    by_torch: bool  # else it is the pool's
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,23 +159,17 @@ def _ends(plan: Plan, others: Mapping[str, str]) -> dict[str, int]:
     return last
 
 
-def predicted(plan: Plan, memory: Memory, own: Mapping[str, Own] | None = None) -> Held:
+def predicted(plan: Plan, memory: Memory, own: Iterable[Own] = ()) -> Held:
     """Bytes that a call holds at most beyond what its caller holds.
 
     `own` are inputs that the caller has let go of: they die in the call.
     """
     lives = [life for life in lifetimes(plan, memory) if life.offset is None]
     spans = [(life.by_torch, life.bytes, life.first, life.last) for life in lives]
-    ends = {
-        name: number
-        for number, step in enumerate(plan.steps)
-        if isinstance(step, Free)
-        for name in step.names
-    }
-    for name, given in (own or {}).items():
-        by_torch = given.by_torch or given.bytes < POOLED
-        size = given.bytes if by_torch else block_bytes(given.bytes)
-        spans.append((by_torch, size, 0, ends.get(name, len(plan.steps))))
+    ends = _ends(plan, {})
+    for given in own:
+        last = max(ends[name] for name in given.names)
+        spans.append((given.by_torch, given.bytes, 0, last))
     return Held(
         arena_bytes(plan, memory),
         *(
@@ -191,9 +186,30 @@ def block_bytes(size: int) -> int:
     return rounded + PAGE * (2 if rounded >= LARGE else 1)
 
 
-def made_by_torch(plan: Plan) -> set[str]:
-    """What library calls return in memory of their own."""
-    return {step.name for step in plan.steps if isinstance(step, Call) and step.out is None}
+def homes(plan: Plan, memory: Memory, names: Sequence[str]) -> dict[str, Home]:
+    """Where the last outputs lie, by `names` that others have for them; unless that is unknown."""
+    others = owners(plan)
+    returned = [
+        others.get(value.name, value.name) if isinstance(value, fx.Node) else ""
+        for value in plan.outputs
+    ]
+    first = len(returned) - len(names)
+    lives = {life.name: life for life in lifetimes(plan, memory)}
+    callers = {*plan.inputs, *returned[:first]}
+    found: dict[str, Home] = {}
+    for name, owner in zip(names, returned[first:], strict=True):
+        if owner in callers:
+            found[name] = Home(owner, 0, by_torch=False)
+        elif owner in lives:
+            found[name] = Home(owner, lives[owner].bytes, lives[owner].by_torch)
+    return found
+
+
+def home_of_one(name: str, size: int, by_torch: bool) -> Home:
+    """The memory of a tensor alone, of which nothing but its bytes is known and who made it."""
+    if by_torch or size < POOLED:
+        return Home(name, size, by_torch=True)
+    return Home(name, block_bytes(size), by_torch=False)
 
 
 def _most(plan: Plan, spans: Iterable[Sequence[int]]) -> int:

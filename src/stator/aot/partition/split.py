@@ -18,7 +18,7 @@ from stator.aot.partition.network import Cut
 from stator.aot.partition.order import backward_order, forward_nodes
 from stator.aot.partition.weigh import bytes_of, is_generated
 from stator.aot.trace import Traced
-from stator.graph.edit import CALLERS, EARLY, KEPT, PART, drop_unread
+from stator.graph.edit import CALLERS, EARLY, EXTRAS, KEPT, PART, drop_unread
 
 aten = torch.ops.aten
 
@@ -110,7 +110,8 @@ def _forward(
     for target, new in traced.updates:
         update = graph.call_function(aten.copy_.default, (copies[target], _mapped(new, copies)))
         update.meta["val"] = target.meta["val"]
-    graph.output((*(_mapped(node, copies) for node in traced.values), *kept))
+    output = graph.output((*(_mapped(node, copies) for node in traced.values), *kept))
+    output.meta[EXTRAS] = tuple(node.name for node in extras)
     drop_unread(graph)
     return fx.GraphModule(traced.module, graph, "Forward")
 
