@@ -172,6 +172,17 @@ def test_another_parameter_in_its_place_is_read(frozen: bool) -> None:
         close(run(X), net(X))
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_any_number_of_rows_reads_one_packed_weight(frozen: bool) -> None:
+    net = Net()
+    run = stator.compile(net, strict=True, cache=False, freezing=frozen, dynamic=True)
+    with torch.no_grad():
+        for rows in (9, 5, 33, 1):
+            x = torch.randn(rows, 256)
+            close(run(x), net(x))
+    assert packs() == 2
+
+
 def test_weights_die_with_their_module() -> None:
     net = Net()
     run = compiled(net)

@@ -34,7 +34,7 @@ def pack_for_mkl(weight: Tensor, rows: int) -> Tensor:
     return packed
 
 
-def pack_for_onednn(weight: Tensor, rows: int) -> Tensor:
+def pack_for_onednn(weight: Tensor, rows: int | None) -> Tensor:
     """A weight for `onednn_linear`."""
     packed: Tensor = operator_named("mkldnn::_reorder_linear_weight")(weight, rows)
     return packed

@@ -26,8 +26,8 @@ def mkl_linear_weight(weight: Tensor, rows: int) -> Tensor:
     return pack_for_mkl(weight.contiguous(), rows)
 
 
-def onednn_linear_weight(weight: Tensor, rows: int) -> Tensor:
-    """The same for oneDNN's product."""
+def onednn_linear_weight(weight: Tensor, rows: int | None) -> Tensor:
+    """The same for oneDNN's product; None: any number of rows."""
     return pack_for_onednn(weight.contiguous(), rows)
 
 

@@ -54,7 +54,7 @@ def test_products_read_packed_weights(fn: object, way: str, frozen: bool, rows: 
     ("x", "w", "weights", "reason"),
     [
         (torch.randn(4, 64), torch.randn(64, 64), (1, 2), "small"),
-        (torch.randn(4, 512).double(), torch.randn(256, 512).double(), (1, 2), "float32"),
+        (torch.randn(4, 512).double(), torch.randn(256, 512).double(), (1, 2), "one type"),
         (torch.randn(512, 4).t(), torch.randn(256, 512), (1, 2), "one behind the other"),
         (torch.randn(0, 512), torch.randn(256, 512), (1, 2), "small"),
     ],
@@ -134,3 +134,16 @@ def test_a_bias_that_a_kernel_can_add_in_passing_is_not_laid_out_by_mkl() -> Non
         assert [name for name in called(module) if "add" in name] == names
         found, _ = run_with_constants(module, arguments)
         torch.testing.assert_close(found[0], fn(*arguments), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_products_of_16_bits_are_packed_by_onednn(dtype: torch.dtype) -> None:
+    arguments = tuple(t.to(dtype) for t in (torch.randn(4, 512), torch.randn(256, 512)))
+    arguments = (*arguments, torch.randn(256).to(dtype))
+    with expected_ways():
+        module, ctx = rewritten(linear, arguments, (1, 2), pack_linear)
+    if "not packed" in ctx.record.notes[0]:
+        pytest.skip("oneDNN does not multiply them here")
+    assert "packed by oneDNN" in ctx.record.notes[0]
+    found, _ = run_with_constants(module, arguments)
+    torch.testing.assert_close(found[0], linear(*arguments), rtol=2e-2, atol=0.2)

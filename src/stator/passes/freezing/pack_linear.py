@@ -7,6 +7,7 @@ Packing is what a product begins with; done once, the rest runs at 295 to 326 GF
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,11 +20,25 @@ from stator.ops.packs import mkl_linear_weight, onednn_linear_weight
 from stator.ops.table import POINTWISE, RULES, VIEW_RULES
 from stator.passes.freezing.measure import Ways, fastest
 from stator.passes.freezing.take_constants import constant_nodes
-from stator.torch_api import is_view_op
+from stator.torch_api import is_view_op, size_hint
 
 aten = torch.ops.aten
 
+FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16)
 LEAST: Final = 1 << 16  # elements of the weight: a smaller one is packed in no time
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the time of a product depends on."""
+
+    rows: int
+    depth: int
+    width: int
+    dtype: torch.dtype
+    biased: bool
+    by_rows: bool  # the weight lies so
+    is_fixed: bool  # there are always so many rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +51,22 @@ class Linear:
     bias: fx.Node | None
 
     @property
-    def sizes(self) -> tuple[int, int, int]:
-        """Rows, depth and width."""
-        rows, depth = self.x.meta["val"].size()
-        return rows, depth, self.turned.meta["val"].size(1)
+    def shape(self) -> Shape | str:
+        """What its time depends on; the reason, if it cannot be packed."""
+        x, turned = self.x.meta["val"], self.turned.meta["val"]
+        if x.device.type != "cpu" or x.dtype not in FLOATS or turned.dtype is not x.dtype:
+            return "it is not of one type of floats on the CPU"
+        rows, depth = x.size()
+        hint = rows if isinstance(rows, int) else size_hint(rows)
+        if not isinstance(depth, int) or hint is None:
+            return "its sizes are not known"
+        if depth * turned.size(1) < LEAST or not hint:
+            return "its weight is small"
+        if not x.is_contiguous():
+            return "its rows do not lie one behind the other"
+        by_rows = turned.stride() == (1, depth)
+        biased, fixed = self.bias is not None, isinstance(rows, int)
+        return Shape(hint, depth, turned.size(1), x.dtype, biased, by_rows, fixed)
 
 
 def pack_linear(graph: fx.Graph, ctx: Ctx) -> int:
@@ -83,20 +110,11 @@ def _way(linear: Linear, *, discards: bool) -> tuple[str, str | None]:
 
     `discards`: the weight goes when it is packed, and MKL's product would hold on to it.
     """
-    x, turned = linear.x.meta["val"], linear.turned.meta["val"]
-    if x.device.type != "cpu" or {x.dtype, turned.dtype} != {torch.float32}:
-        return "", "it is not of float32 on the CPU"
-    if not all(isinstance(size, int) for size in (*x.size(), *x.stride())):
-        return "", "how many rows there are is not known"
-    rows, depth, width = linear.sizes
-    if depth * width < LEAST or not rows:
-        return "", "its weight is small"
-    if not x.is_contiguous():
-        return "", "its rows do not lie one behind the other"
-    by_rows = turned.stride() == (1, depth)
-    key = ("linear", rows, depth, width, linear.bias is not None, by_rows)
-    way, seconds = fastest(key, lambda: _ways(rows, depth, width, linear.bias is not None, by_rows))
-    if discards and onednn_linear() is not None and way == "MKL":
+    shape = linear.shape
+    if isinstance(shape, str):
+        return "", shape
+    way, seconds = fastest(shape, lambda: _ways(shape))
+    if discards and "oneDNN" in seconds and way == "MKL":
         way = "oneDNN"
     if way == "plain":
         told = ", ".join(f"{name} {1e3 * s:.2f} ms" for name, s in seconds.items())
@@ -104,11 +122,12 @@ def _way(linear: Linear, *, discards: bool) -> tuple[str, str | None]:
     return way, None
 
 
-def _ways(rows: int, depth: int, width: int, biased: bool, by_rows: bool) -> Ways:
-    x, weight = torch.randn(rows, depth), torch.randn(width, depth)
-    turned = weight.t() if by_rows else weight.t().contiguous()
-    bias = torch.randn(width) if biased else None
-    out = torch.empty(rows, width)
+def _ways(shape: Shape) -> Ways:
+    x = torch.randn(shape.rows, shape.depth).to(shape.dtype)
+    weight = torch.randn(shape.width, shape.depth).to(shape.dtype)
+    turned = weight.t() if shape.by_rows else weight.t().contiguous()
+    bias = torch.zeros(shape.width, dtype=shape.dtype) if shape.biased else None
+    out = torch.empty(shape.rows, shape.width, dtype=shape.dtype)
 
     def plain() -> object:
         if bias is None:
@@ -117,17 +136,20 @@ def _ways(rows: int, depth: int, width: int, biased: bool, by_rows: bool) -> Way
 
     ways: dict[str, Callable[[], object]] = {}
     mkl, onednn = mkl_linear(), onednn_linear()
-    if mkl is not None:
-        for_mkl = mkl_linear_weight(weight, rows)
-        ways["MKL"] = lambda: mkl(x, for_mkl, weight, bias, rows)
+    if mkl is not None and shape.is_fixed and shape.dtype is torch.float32:
+        for_mkl = mkl_linear_weight(weight, shape.rows)
+        ways["MKL"] = lambda: mkl(x, for_mkl, weight, bias, shape.rows)
     if onednn is not None:
-        for_onednn = onednn_linear_weight(weight, rows)
-        ways["oneDNN"] = lambda: onednn(x, for_onednn, bias, "none", [], "")
+        with suppress(RuntimeError):  # float16 takes a newer processor
+            for_onednn = onednn_linear_weight(weight, shape.rows if shape.is_fixed else None)
+            ways["oneDNN"] = lambda: onednn(x, for_onednn, bias, "none", [], "")
     return {**ways, "plain": plain}
 
 
 def _rewrite(linear: Linear, way: str) -> None:
-    graph, rows = linear.node.graph, linear.sizes[0]
+    graph, shape = linear.node.graph, linear.shape
+    assert isinstance(shape, Shape), "it was looked at before"
+    rows = shape.rows if shape.is_fixed else None
     pack = mkl_linear_weight if way == "MKL" else onednn_linear_weight
     with graph.inserting_before(linear.node):
         weight = graph.call_function(aten.t.default, (linear.turned,))
