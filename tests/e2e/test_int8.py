@@ -1,0 +1,92 @@
+"""Quantised models: as their own reference computes, with integers, and nothing in silence."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+
+import stator
+from stator.core.events import Compilation
+from stator.ops.libraries import int8_linear
+from tests.e2e.quantized_models import MODELS, quantized_model
+
+pytestmark = pytest.mark.skipif(int8_linear() is None, reason="torch has no oneDNN here")
+
+PRODUCTS = {"images": 3, "block": 6, "layers": 3}
+
+
+def compiled(model: Any, x: torch.Tensor, **options: Any) -> tuple[torch.Tensor, Compilation]:
+    """What the frozen program computes, and its record."""
+    with torch.no_grad():
+        program = stator.compile(model, freezing=True, cache=False, strict=True, **options)
+        program(x)
+        found = program(x)
+    record = stator.last_compilation()
+    assert record is not None
+    assert record.fallback is None
+    return found, record
+
+
+def integer_products(record: Compilation) -> int:
+    """Calls of oneDNN's operators on integers."""
+    called = Counter(map(str, record.called))
+    return sum(count for name, count in called.items() if name.startswith("onednn.q"))
+
+
+def require_within(found: torch.Tensor, expected: torch.Tensor, share: float) -> None:
+    """No element is further away than a share of the largest."""
+    assert found.dtype == expected.dtype
+    assert (found - expected).abs().max() <= share * expected.abs().max()
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", MODELS)
+def test_within_a_hundredth_and_of_integers(name: str, dynamic: bool) -> None:
+    model, x = quantized_model(name, dynamic=dynamic)
+    found, record = compiled(model, x)
+
+    with torch.no_grad():
+        require_within(found, model(x), 0.01)
+    assert integer_products(record) == PRODUCTS[name]
+    kernels = {str(name) for name in record.called}
+    assert not any("mm" in name or "convolution" in name for name in kernels)
+    assert not any("quantized_decomposed" in name for name in kernels)
+    assert sum(" is int8" in note for note in record.notes) == PRODUCTS[name]
+
+
+def test_without_the_passes_it_is_of_floats() -> None:
+    """What the test above counts is what the passes do."""
+    model, x = quantized_model("layers", dynamic=False)
+    found, record = compiled(model, x, skip=("int8_linear",))
+
+    with torch.no_grad():
+        require_within(found, model(x), 0.01)
+    assert integer_products(record) == 0
+
+
+def test_new_weights_are_packed_anew() -> None:
+    model, x = quantized_model("layers", dynamic=False)
+    with torch.no_grad():
+        program = stator.compile(model, freezing=True, cache=False, strict=True)
+        program(x)
+        weights = {
+            name: value.flip(0) if value.dtype is torch.int8 else value
+            for name, value in model.state_dict().items()
+        }
+        stator.update_weights(program, weights)
+        found = program(x)
+    other, _ = quantized_model("layers", dynamic=False)
+    with torch.no_grad():
+        other.load_state_dict(weights)
+        require_within(found, other(x), 0.01)
+
+
+def test_each_pass_keeps_the_values() -> None:
+    model, x = quantized_model("images", dynamic=False)
+    found, _ = compiled(model, x, verify=True)
+
+    with torch.no_grad():
+        require_within(found, model(x), 0.01)
