@@ -1,16 +1,16 @@
 """Where buffers live: at offsets of one arena, planned from their lifetimes.
 
 A buffer that nobody outside of the call sees gets a place in the arena.  Buffers whose lifetimes do
-not meet share places.  Known sizes are fitted like an allocator would, ahead of time; a size known
-at run time alone shares a place with equal ones.  What the caller gets, and what a call might keep,
-is a tensor of its own.
+not meet share places.  Known sizes are fitted like an allocator would, ahead of time, or the
+largest first, where that takes less; a size known at run time alone shares a place with equal ones.
+What the caller gets, and what a call might keep, is a tensor of its own.
 """
 
 from __future__ import annotations
 
 import operator
 from bisect import insort
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
@@ -29,6 +29,9 @@ ALIGNMENT: Final = 64  # bytes: a cache line, and the widest vector
 POOLED: Final = 1 << 16  # from here on tensors are blocks of the pool, and torch's below
 PAGE: Final = 1 << 12  # the header's, before a block
 LARGE: Final = 1 << 21  # from here on blocks begin at such a border, and have two pages before
+
+
+Span = tuple[int, int, int]  # bytes, and the first and the last step that they are there
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +60,50 @@ def plan_memory(plan: Plan) -> Memory:
                 if name in homes:
                     home, size = homes[name]
                     home.give(places[name], size)
-    starts = varying.starts(Index.of(known.end))
+    spans = _spans(plan, {name for name, (home, _) in homes.items() if home is known})
+    if known.end > _most(plan, spans.values()):  # there are holes at the peak
+        places |= place_largest_first(spans, known.end) or {}
+    end = max((places[name] + size for name, (size, _, _) in spans.items()), default=0)
+    starts = varying.starts(Index.of(end))
     offsets = {
         name: Index.of(places[name]) if home is known else starts[places[name]]
         for name, (home, _) in homes.items()
     }
     return Memory(offsets, starts[-1])
+
+
+def _spans(plan: Plan, names: Collection[str]) -> dict[str, Span]:
+    """Bytes and lives of buffers whose sizes are known."""
+    last = _ends(plan, {})
+    return {
+        made.name: (rounded_bytes(made).constant or 0, number, last[made.name])
+        for number, step in enumerate(plan.steps)
+        for made in allocations(step)
+        if made.name in names
+    }
+
+
+def place_largest_first(spans: Mapping[str, Span], end: int) -> dict[str, int] | None:
+    """Each buffer at the lowest place that is free all its life; None if one reaches `end`.
+
+    Large ones find their places before small ones have cut the room into pieces.
+    """
+    order = sorted(spans.items(), key=lambda item: (-item[1][0], item[1][1]))
+    placed: list[tuple[int, int, int, int]] = []  # start, end, first and last step
+    found: dict[str, int] = {}
+    for name, (size, first, last) in order:
+        place = 0
+        for start, stop, begins, ends in placed:
+            if begins <= last and first <= ends and stop > place:
+                if start - place >= size:
+                    break
+                place = stop
+        if place + size >= end:
+            return None
+        found[name] = place
+        if size:
+            insort(placed, (place, place + size, first, last))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
