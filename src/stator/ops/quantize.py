@@ -21,6 +21,14 @@ from stator.ops.table import lowers
 from stator.torch_api import decomposed_quantization
 
 quantized: Final = decomposed_quantization()
+DEQUANTIZERS: Final = frozenset(
+    {
+        quantized.dequantize_per_tensor.default,
+        quantized.dequantize_per_tensor.tensor,
+        quantized.dequantize_per_tensor.tensor2,
+        quantized.dequantize_per_channel.default,
+    }
+)
 _b = Body()
 
 _TORCHS: Final = {ours: theirs for theirs, ours in TORCH_DTYPES.items()}

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(onednn_linear() is None, reason="torch has no on
 
 
 def check(
-    fn: Callable[..., Any], *inputs: Tensor, weights: tuple[int, ...] = (1, 2, 3), apart: float = 0
+    fn: Callable[..., Any], *inputs: Tensor, weights: tuple[int, ...] = (1, 2, 3)
 ) -> tuple[list[str], list[str]]:
     """The same result, up to one integer in a few; names of what is called, and the notes."""
     module, ctx = rewritten(fn, inputs, weights, int8_linear)
@@ -118,6 +118,28 @@ def test_one_scale_for_all_of_the_weight() -> None:
 
     names, _ = check(product, integers(torch.uint8, 9, 64), *weight_of(48, 64), torch.randn(48))
     assert "onednn.qlinear_pointwise.default" in names
+
+
+def test_a_weight_that_is_large_in_floats() -> None:
+    """Constants may grow but so far; integers do not grow."""
+
+    def product(x: Tensor, w: Tensor, scales: Tensor, b: Tensor) -> Tensor:
+        return F.linear(dequantized(x), dequantized_weight(w, scales), b)
+
+    inputs = integers(torch.uint8, 2, 1024), *weight_of(1024, 1024), torch.randn(1024)
+    names, _ = check(product, *inputs)
+    assert "onednn.qlinear_pointwise.default" in names
+
+
+def test_what_stays_of_floats_is_dequantised_once() -> None:
+    def product(x: Tensor, w: Tensor, scales: Tensor, b: Tensor) -> Tensor:
+        return F.linear(x, dequantized_weight(w, scales), b)
+
+    inputs = torch.randn(2, 1024), *weight_of(1024, 1024), torch.randn(1024)
+    module, _ = rewritten(product, inputs, (1, 2, 3), int8_linear)
+    _, constants = run_with_constants(module, inputs)
+    assert any("dequantize" in recipe.text for recipe in constants.recipes)
+    assert not any("dequantize" in name for name in called(module))
 
 
 def test_a_result_that_others_read_stays_a_float() -> None:

@@ -108,7 +108,7 @@ class IntegerWeight:
             node = node.args[0]
         if node.target is not DEQUANTIZE_CHANNELS and node.target not in DEQUANTIZE:
             return "its weight is not dequantised"
-        if node not in settled:
+        if any(source not in settled for source in node.all_input_nodes):
             return "its weight is no constant"
         if node.meta["val"].dtype is not torch.float32 or turns % 2 != turned:
             return "its weight is not dequantised to float32, rows being channels"

@@ -13,6 +13,7 @@ from torch.fx.node import map_arg
 from stator.graph.edit import WEIGHT, drop_unread, is_effect, needed_by
 from stator.graph.recipe import Constants, Do, Made, Recipe, Weight
 from stator.ops.packs import PACKS
+from stator.ops.quantize import DEQUANTIZERS
 from stator.torch_api import is_mutable_op, is_random_op, is_view_op
 
 GROWTH: Final = 2  # times the bytes of its weights that a constant may take, beyond
@@ -83,6 +84,8 @@ def _is_settled(node: fx.Node, settled: Iterable[fx.Node]) -> bool:
         return False
     if node.target is operator.getitem or node.target in PACKS or is_view_op(node.target):
         return True
+    if node.target in DEQUANTIZERS:
+        return True  # to be done once, however large: what computes with integers has them by now
     behind = (n for n in needed_by([node]) if n.op == "placeholder")
     return _bytes(node) <= GROWTH * sum(map(_bytes, behind)) + SPARE
 
