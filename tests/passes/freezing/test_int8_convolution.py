@@ -115,8 +115,14 @@ def test_the_scale_may_be_known_at_run_time_alone() -> None:
         )
         return F.conv2d(real, dequantized_weight(w, scales), b, padding=1)
 
-    names, _ = check(convolved, torch.randn(2, 16, 9, 8), *weight_of(32, 16, 3, 3), torch.randn(32))
+    inputs = torch.randn(2, 16, 9, 8), *weight_of(32, 16, 3, 3), torch.randn(32)
+    names, _ = check(convolved, *inputs)
     assert "onednn.qconv_pointwise.tensor" in names
+    assert "aten.permute.default" not in names
+
+    turned = inputs[0].contiguous(memory_format=torch.channels_last)
+    names, _ = check(convolved, turned, *inputs[1:])
+    assert "aten.permute.default" in names  # extremes are found as the image lies
 
 
 def test_one_behind_the_other_passes_bytes_on() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,12 +15,14 @@ from stator.graph.run import Ctx
 from stator.ops.libraries import int8_convolution as onednn_convolution
 from stator.ops.libraries import int8_convolution_of_tensors
 from stator.ops.packs import int8_convolution_weight
+from stator.ops.quantize import quantized
 from stator.passes.freezing.quantized import Integers, IntegerWeight, Tail, moved
 from stator.passes.freezing.take_constants import constant_nodes
 
 aten = torch.ops.aten
 
 INSIDE: Final = frozenset({"relu", "hardtanh", "hardswish", "swish"})
+CHOOSERS: Final = (quantized.choose_qparams.tensor, quantized.choose_qparams_symmetric.tensor)
 LAST: Final = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -94,6 +97,8 @@ def _rewrite(found: Convolution, tail: Tail) -> None:
     node, graph, weight = found.node, found.node.graph, found.weight
     _, _, bias, stride, padding, dilation, _, _, groups = node.args
     builder = Builder(graph, tail.last)
+    if found.image.is_dynamic:
+        _read_in_order(found.image.scale)
     image = _laid(found.image, builder)
     size = list(image.meta["val"].size())
     shape = size if all(isinstance(n, int) for n in size) else None
@@ -131,6 +136,20 @@ def _laid(image: Integers, builder: Builder) -> fx.Node:
     if last is None or node.meta["val"].is_contiguous(memory_format=last):
         return node
     return builder.call(aten.clone.default, node, memory_format=last)
+
+
+def _read_in_order(scale: fx.Node) -> None:
+    """Let the extremes of an image, whose order does not matter, be found as it lies."""
+    chosen = scale.args[0] if scale.target is operator.getitem else None
+    if not isinstance(chosen, fx.Node) or chosen.target not in CHOOSERS:
+        return
+    image = chosen.args[0]
+    assert isinstance(image, fx.Node), "parameters are chosen for a tensor"
+    value = image.meta["val"]
+    order = sorted(range(value.dim()), key=lambda d: -value.stride(d))
+    if not value.is_contiguous() and value.permute(order).is_contiguous():
+        turned = Builder(chosen.graph, chosen).call(aten.permute.default, image, order)
+        chosen.replace_input_with(image, turned)
 
 
 def _channels_last(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
