@@ -44,6 +44,7 @@ from stator.passes.freezing.fold_batch_norm import fold_batch_norm
 from stator.passes.freezing.fold_binary import fold_binary
 from stator.passes.freezing.int8_convolution import int8_convolution
 from stator.passes.freezing.int8_linear import int8_linear
+from stator.passes.freezing.int8_weight_only import int8_weight_only
 from stator.passes.freezing.join_linears import join_linears
 from stator.passes.freezing.pack_convolution import pack_convolution
 from stator.passes.freezing.pack_linear import pack_linear
@@ -104,7 +105,8 @@ JOINT: Final[tuple[GraphPass, ...]] = (
 FREEZING: Final[tuple[GraphPass, ...]] = (
     int8_linear,  # first: what folds into floats, or joins them, would hide the integers
     int8_convolution,
-    drop_casts,  # first: a cast between a product and its constant hides the one from the other
+    int8_weight_only,  # the cast of the weight is its sign
+    drop_casts,  # a cast between a product and its constant hides the one from the other
     drop_noops,  # the copies that casts leave
     fold_batch_norm,
     fold_binary,  # and batch norms behind what it folds

@@ -95,3 +95,14 @@ def quantized_model(name: str, *, dynamic: bool) -> tuple[Any, Tensor]:
             model = convert_pt2e(prepared)
             move_exported_model_to_eval(model)
     return model, x
+
+
+def with_quantized_weights(config: str, dtype: torch.dtype) -> tuple[nn.Module, Tensor]:
+    """Products whose weights are torchao's tensors."""
+    torch.manual_seed(0)
+    model, x = Layers().eval().to(dtype), torch.randn(8, 64).to(dtype)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        quantization = pytest.importorskip("torchao.quantization")
+        quantization.quantize_(model, getattr(quantization, config)())
+    return model, x

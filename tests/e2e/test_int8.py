@@ -11,7 +11,7 @@ import torch
 import stator
 from stator.core.events import Compilation
 from stator.ops.libraries import int8_linear
-from tests.e2e.quantized_models import MODELS, quantized_model
+from tests.e2e.quantized_models import MODELS, quantized_model, with_quantized_weights
 
 pytestmark = pytest.mark.skipif(int8_linear() is None, reason="torch has no oneDNN here")
 
@@ -90,3 +90,24 @@ def test_each_pass_keeps_the_values() -> None:
 
     with torch.no_grad():
         require_within(found, model(x), 0.01)
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype", "called"),
+    [
+        ("Int8WeightOnlyConfig", torch.bfloat16, "aten._weight_int8pack_mm.default"),
+        ("Int8WeightOnlyConfig", torch.float32, "aten.mm.default"),
+        ("Int8DynamicActivationInt8WeightConfig", torch.bfloat16, "aten._int_mm.default"),
+        ("Int8DynamicActivationInt8WeightConfig", torch.float32, "aten._int_mm.default"),
+    ],
+)
+def test_weights_that_are_tensors_of_torchao(config: str, dtype: torch.dtype, called: str) -> None:
+    """In float32, torch has no kernel that gains by integers alone in the weight; that is noted."""
+    model, x = with_quantized_weights(config, dtype)
+    found, record = compiled(model, x)
+
+    with torch.no_grad():
+        require_within(found.float(), model(x).float(), 0.01)
+    assert list(map(str, record.called)).count(called) == PRODUCTS["layers"]
+    if called == "aten.mm.default":
+        assert sum("not int8: its input is not of half" in note for note in record.notes) == 3

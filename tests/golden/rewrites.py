@@ -19,6 +19,7 @@ from stator.passes.freezing.fold_batch_norm import fold_batch_norm
 from stator.passes.freezing.fold_binary import fold_binary
 from stator.passes.freezing.int8_convolution import int8_convolution
 from stator.passes.freezing.int8_linear import int8_linear
+from stator.passes.freezing.int8_weight_only import int8_weight_only
 from stator.passes.freezing.join_linears import join_linears
 from stator.passes.freezing.pack_convolution import pack_convolution
 from stator.passes.freezing.pack_linear import pack_linear
@@ -188,6 +189,10 @@ def convolution_of_integers(x: Tensor, w: Tensor, scales: Tensor) -> Tensor:
     return F.conv2d(dequantized(x), dequantized_weight(w, scales)).relu()
 
 
+def weight_of_integers(x: Tensor, w: Tensor, scales: Tensor) -> Tensor:
+    return torch.mm(x, w.t().to(x.dtype)) * scales
+
+
 def whole_numbers(*size: int) -> Callable[[], tuple[Tensor, ...]]:
     """Bytes, and a weight for them with its scales and a bias."""
     return lambda: (integers(torch.uint8, 2, *size), *weight_of(4, *size), torch.randn(4))
@@ -233,6 +238,15 @@ TRACED: Final = (  # over a graph of ATen operators
         convolution_of_integers,
         lambda: whole_numbers(3, 2, 2)()[:3],
         weights=(1, 2),
+    ),
+    Example(
+        int8_weight_only,
+        weight_of_integers,
+        lambda: (
+            torch.randn(2, 32).bfloat16(),
+            integers(torch.int8, 4, 32),
+            torch.rand(4).bfloat16(),
+        ),
     ),
     Example(join_linears, gated, floats((2, 3), (3, 4), (3, 4)), weights=(1, 2)),
     Example(pack_linear, large_linear, floats((16, 256), (512, 256), (512,)), weights=(1, 2)),
