@@ -102,12 +102,16 @@ def test_each_pass_keeps_the_values() -> None:
     ],
 )
 def test_weights_that_are_tensors_of_torchao(config: str, dtype: torch.dtype, called: str) -> None:
-    """In float32, torch has no kernel that gains by integers alone in the weight; that is noted."""
+    """In float32, torch has no kernel that gains by integers alone in the weight; that is noted.
+
+    Kernels round to half precision less often than eager, whose next unit is not far.
+    """
     model, x = with_quantized_weights(config, dtype)
     found, record = compiled(model, x)
 
     with torch.no_grad():
-        require_within(found.float(), model(x).float(), 0.01)
+        unit = 0.0 if dtype is torch.float32 else torch.finfo(dtype).eps
+        require_within(found.float(), model(x).float(), 0.01 + unit)
     assert list(map(str, record.called)).count(called) == PRODUCTS["layers"]
     if called == "aten.mm.default":
         assert sum("not int8: its input is not of half" in note for note in record.notes) == 3
