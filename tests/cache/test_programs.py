@@ -291,7 +291,9 @@ def test_two_hundred_accidents_to_an_entry_leave_results_right(
         file.write_bytes(data)
         with monkeypatch.context() as patch:
             if number % 20:  # most are not compiled again: that takes its time
-                patch.setattr(backend, "_compile_anew", lambda module, *_: module.forward)
+                patch.setattr(
+                    backend, "_compile_anew", lambda captured, *_: captured.module.forward
+                )
             told = compile_graph(tmp_path)
         assert (told == "hit") == (data == whole)
         missed += told.startswith("miss: ")
