@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -191,3 +194,35 @@ def test_discarding_is_refused_where_it_cannot_work() -> None:
     run = torch.compile(two_layers(), backend="stator", options=options)
     with torch.no_grad(), pytest.raises(Exception, match=r"stator\.compile"):
         run(X)
+
+
+RESIDENT = """
+import ctypes, gc, pathlib, torch, stator
+from torch import nn
+
+def resident():
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+def frozen(net):
+    return stator.compile(net, freezing=True, discard_parameters=True, strict=True, cache=False)
+
+with torch.no_grad():
+    x = torch.randn(16, 1024)
+    frozen(nn.Linear(1024, 1024))(x)  # what a process has once
+    torch._dynamo.reset()
+    before = resident()
+    net = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(16)))
+    weights = sum(p.nbytes for p in net.parameters())
+    frozen(net)(x)
+    print((resident() - before) / weights)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux")
+def test_a_process_with_discarded_weights_holds_them_once() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", RESIDENT], capture_output=True, text=True, check=True, timeout=300
+    )
+    assert float(done.stdout) <= 1.1
