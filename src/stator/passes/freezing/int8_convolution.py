@@ -44,9 +44,9 @@ def int8_convolution(graph: fx.Graph, ctx: Ctx) -> int:
 
     oneDNN's result lies channels last; where it lay otherwise, a clone puts it back.
     """
-    settled = constant_nodes(graph)
-    if onednn_convolution() is None or not settled:
+    if onednn_convolution() is None:
         return 0
+    settled = constant_nodes(graph)
     changed = 0
     for node in graph.find_nodes(op="call_function", target=aten.convolution.default):
         found = _convolution(node, settled)
