@@ -11,8 +11,9 @@ from those (`Cut.relays`), so that this takes no more memory than the thin cut.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Final
 
@@ -28,6 +29,7 @@ PRICES: Final = (PRICE, *(PRICE * 2.0**power for power in range(1, 10)))
 FORBIDDING: Final = 2.0**24  # nothing is kept that can be computed
 THINNED: Final = (2, 3, 4, 6, 8)  # every how many-th value is kept
 MOST_WORTH: Final = 2.0**50  # of a value that cannot be computed again
+SHARES: Final = 20  # budgets that have a cut of their own
 STEPS: Final = 16  # that the way from all to nothing is divided into, about
 
 
@@ -40,38 +42,41 @@ class Candidate:
     saved: int
     peak: int
     time: float  # of a step, in bytes of traffic
-    holders: tuple[tuple[str, int], ...]
+    holders: Callable[[], tuple[tuple[str, int], ...]]  # what is alive at the peak
 
 
-def candidates(simulator: Simulator, budget: float = 1.0, solver: str = "dp") -> list[Candidate]:
-    """Every cut that is looked at, the default one first; one comes close to `budget`."""
-    search = _Search(simulator, budget)
+def candidates(simulator: Simulator, solver: str = "dp") -> list[Candidate]:
+    """Every cut that is looked at, the default one first.
+
+    They are the same for every budget: of two budgets, the smaller sees what beats its own.
+    """
+    search = _Search(simulator)
     search.run()
-    if budget < 1:
-        search.fill(budget, SOLVERS[solver])
+    for share in range(SHARES - 1, 0, -1):
+        search.fill(share / SHARES, SOLVERS[solver])
     return list(search.found.values())
 
 
 def foreseen(simulator: Simulator, cut: Cut, label: str, base: float | None = None) -> Candidate:
     """A cut with what a step under it would take; `base` is what any cut costs, if it is known."""
-    seen = simulator.peak(cut)
     time = (simulator.base() if base is None else base) + simulator.extra(cut)
-    return Candidate(cut, label, simulator.saved(cut), seen.peak, time, seen.holders)
+    saved, peak = simulator.saved(cut), simulator.peak(cut)
+    return Candidate(cut, label, saved, peak, time, partial(simulator.holders, cut))
 
 
 class _Search:
     """Cuts by what they keep, each foreseen once."""
 
-    def __init__(self, simulator: Simulator, budget: float) -> None:
+    def __init__(self, simulator: Simulator) -> None:
         self.simulator = simulator
-        self.budget = budget  # cuts between two prices that are beyond it are not looked at
         self.network = simulator.network
+        self.by_price = [cut_at(self.network, price) for price in PRICES]
         self.base = simulator.base()
         self.found: dict[Hashable, Candidate] = {}
 
     def run(self) -> None:
         """Look at all that do not depend on a budget."""
-        by_price = [(price, cut_at(self.network, price)) for price in PRICES]
+        by_price = list(zip(PRICES, self.by_price, strict=True))
         for price, cut in by_price:
             self._add(cut, f"a byte kept costs {price:g} bytes moved")
         thin = min(self.found.values(), key=lambda found: (found.peak, found.saved)).cut
@@ -94,15 +99,19 @@ class _Search:
                 self._add(relayed, label)
 
     def fill(self, budget: float, solve: Solver) -> None:
-        """A cut that uses a budget up: of what the next larger one keeps, as much as fits."""
-        by_price = [cut_at(self.network, price) for price in PRICES]
+        """A cut that uses a budget up, if none does: of what the next larger keeps, what fits."""
+        by_price = self.by_price
         saved = [self.simulator.saved(cut) for cut in by_price]
         room = int(budget * saved[0])
+        near = room - saved[0] / SHARES / 2
+        if any(near <= one.saved <= room for one in self.found.values()):
+            return
         place = next((i for i, size in enumerate(saved) if size <= room), 0)
         if not place:
             return
         above, below = by_price[place - 1 : place + 1]
-        items = [node for node in above.kept if node not in below.kept]
+        kept_anyway = set(below.kept)
+        items = [node for node in above.kept if node not in kept_anyway]
         weights = [self.network.weights[node] for node in items]
         worths = [min(weight.again, MOST_WORTH) for weight in weights]
         chosen = solve([weight.bytes for weight in weights], worths, room - saved[place])
@@ -122,8 +131,7 @@ class _Search:
             for part in range(1, parts):
                 label = f"{high:g} for the first {part} of {parts} parts, {low:g} for the rest"
                 cut = _split_price(self.network, (high, low), part / parts)
-                if self.budget >= 1 or simulator.saved(cut) <= self.budget * most:
-                    self._add(cut, label)
+                self._add(cut, label)
 
     def _add(self, cut: Cut, label: str) -> None:
         key = _key(cut)

@@ -62,7 +62,7 @@ def choose(joint: Joint, classes: Classes, wish: Wish, foresee: Foresee | None =
     if not scales.trusts_caller:
         network = network_of(joint, classes, replace(scales, trusts_caller=True))
     simulator = Simulator(joint, classes, network)
-    found = candidates(simulator, wish.budget, wish.knapsack)
+    found = candidates(simulator, wish.knapsack)
     if wish.limit is not None:
         chosen = _within_limit(found, wish.limit, foresee)
     elif wish.budget < 1:
@@ -107,7 +107,7 @@ def _within_limit(found: Sequence[Candidate], limit: int, foresee: Foresee | Non
             return candidate
     least = line[0]
     reachable = least.peak if foresee is None else foresee(least.cut)
-    held = ", ".join(f"{name} ({size} bytes)" for name, size in least.holders[:SHOWN] if size)
+    held = ", ".join(f"{name} ({size} bytes)" for name, size in least.holders()[:SHOWN] if size)
     raise MemoryLimitError(
         f"memory_limit is {limit} bytes, and a step takes at least {reachable}",
         hint=f"alive at that peak: {held}; give at least {reachable}, or a smaller batch",
@@ -119,7 +119,7 @@ def _choices(simulator: Simulator, found: Sequence[Candidate], chosen: Candidate
     quickest = min(one.time for one in [*found, chosen])
     shown = line if chosen in line else sorted([*line, chosen], key=lambda one: one.peak)
     points = [Point(one.saved, one.peak, one.time / quickest, one.label) for one in shown]
-    held = tuple(f"{name}: {size} bytes" for name, size in line[0].holders[:SHOWN] if size)
+    held = tuple(f"{name}: {size} bytes" for name, size in line[0].holders()[:SHOWN] if size)
     return Choices(
         sum(bytes_of(node.meta.get("val")) for node in simulator.joint.primals),
         tuple(points),

@@ -28,12 +28,15 @@ def backward_order(
         kept = frozenset(cut.kept)
         behind = _needed_without(cut.relays, kept)
         yield from ((node, True) for node in joint.graph.nodes if node in behind)
+    again = cut.again
     done: set[fx.Node] = {*cut.kept, *cut.relays, *joint.tangents}
     for node in classes.backward:
         if node in classes.movable:  # the forward has computed it, or it comes where it is read
             continue
-        for source in _again_before(sources(node), cut.again, done, sources):
-            yield source, False
+        missing = [one for one in sources(node) if one in again and one not in done]
+        if missing:  # most have all they read
+            for source in _again_before(missing, again, done, sources):
+                yield source, False
         done.add(node)
         yield node, False
     for grad in joint.grads:
@@ -73,4 +76,8 @@ def _again_before(
             yield node
         else:
             stack.append((node, True))
-            stack += [(source, False) for source in sources(node)]
+            stack += [
+                (source, False)
+                for source in sources(node)
+                if source in again and source not in done
+            ]

@@ -4,15 +4,18 @@ The forward runs in the order of the joint graph, the backward as order.py says.
 from the node that makes it to its last reader; a view keeps its base alive; what kernels make and
 read between two library calls is never in memory.  Inputs, and values that the caller got, live
 throughout.
+
+Memory comes from three places, and none gives to another: the arena of each half, the pool for
+what outlives it, and torch for results of libraries.  The peak is the sum of their highest marks.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from torch import fx
@@ -20,72 +23,221 @@ from torch import fx
 from stator.aot.partition.classify import Classes
 from stator.aot.partition.joint import Joint
 from stator.aot.partition.network import Cut, Network
-from stator.aot.partition.order import backward_order, forward_nodes
+from stator.aot.partition.order import backward_order
 from stator.aot.partition.weigh import bytes_of, is_generated, readers, work_of
 from stator.ops.table import POINTWISE
 from stator.torch_api import is_view_op
 
+aten = torch.ops.aten
+
 SMALL: Final = 1024  # bytes of a value that is not worth a thought
+ARENA, POOL, TORCH = range(3)
+INTO_MEMORY: Final = frozenset(  # libraries that write where they are told
+    {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
+)
 
 Run = tuple[fx.Node, bool]  # a node, and whether this is its first run of two
 
 
 @dataclass(frozen=True, slots=True)
-class Simulated:
-    """One cut, foreseen."""
+class Fact:
+    """What every cut asks of a node."""
 
-    peak: int  # bytes
-    holders: tuple[tuple[str, int], ...]  # what is alive then: names and bytes, largest first
+    number: int
+    base: int  # the node whose memory it is
+    reads: tuple[int, ...]  # such nodes
+    value: int  # its bytes
+    bytes: int  # of memory of its own; 0: none
+    brief: bool  # only kernels make and read it
+    is_call: bool  # of a library
+    is_pointwise: bool  # a kernel that may write where it reads
+    by_torch: bool  # a library makes the memory
+
+
+class Span(NamedTuple):
+    """Memory of a value, while a half runs."""
+
+    node: int
+    place: int
+    bytes: int
+    first: int
+    end: int  # the first step that it is not there any more
+
+
+class Half(NamedTuple):
+    """A forward or a backward, foreseen."""
+
+    spans: list[Span]
+    steps: int
+
+    def held(self, place: int) -> list[int]:
+        """Bytes of a place, step by step."""
+        changes = [0] * (self.steps + 2)
+        for _, home, size, first, end in self.spans:
+            if home == place:
+                changes[first] += size
+                changes[end] -= size
+        return list(accumulate(changes))
+
+    def most(self, place: int) -> int:
+        """The most bytes of a place."""
+        return max(self.held(place))
+
+    def at_most(self, place: int) -> list[Span]:
+        """What is alive then."""
+        held = self.held(place)
+        when = held.index(max(held))
+        return [one for one in self.spans if one.place == place and one.first <= when < one.end]
 
 
 @dataclass(frozen=True, slots=True)
 class Simulator:
-    """A joint graph, set up for many cuts."""
+    """A joint graph, set up for many cuts: what all ask of every node is found once."""
 
     joint: Joint
     classes: Classes
     network: Network
     sizes: dict[fx.Node, int] = field(default_factory=dict)  # bytes of what has memory of its own
     brief: set[fx.Node] = field(default_factory=set)  # values that only kernels make and read
-    # What every cut asks of every node, found once.
     sources: dict[fx.Node, list[fx.Node]] = field(default_factory=dict)
-    called: set[fx.Node] = field(default_factory=set)  # by libraries
+    nodes: list[fx.Node] = field(default_factory=list)
+    facts: list[Fact] = field(default_factory=list)  # by the number of a node
+    number: dict[fx.Node, int] = field(default_factory=dict)
+    work: dict[fx.Node, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for node in self.joint.graph.nodes:
+        for number, node in enumerate(self.joint.graph.nodes):
+            self.nodes.append(node)
+            self.number[node] = number
             self.sources[node] = node.all_input_nodes
-            if not is_generated(node):
-                self.called.add(node)
+            shown = _shown(node)
+            base = number if shown is None else self.facts[self.number[shown]].base
+            reads = {self.facts[self.number[source]].base for source in self.sources[node]}
+            size = bytes_of(node.meta.get("val"))
+            made = size if _is_made(node) else 0
+            brief = bool(made) and _is_brief(node)
             if _is_made(node):
-                self.sizes[node] = bytes_of(node.meta.get("val"))
-                if _is_brief(node):
-                    self.brief.add(node)
+                self.sizes[node] = made
+                self.brief.update([node] if brief else [])
+            called = not is_generated(node)
+            pointwise, by_torch = node.target in POINTWISE, called and not _is_told_where(node)
+            self.facts.append(
+                Fact(number, base, tuple(reads), size, made, brief, called, pointwise, by_torch)
+            )
 
-    def peak(self, cut: Cut) -> Simulated:
-        """The most that a step holds."""
-        steady = {node: bytes_of(node.meta.get("val")) for node in self.joint.primals}
-        order = [node for node in self.joint.graph.nodes if node.op == "call_function"]
-        ahead = forward_nodes(self.classes, cut)
-        wanted = [node for node in self.joint.values if isinstance(node, fx.Node)]
-        wanted += [new for _, new in self.joint.updates if isinstance(new, fx.Node)]
-        runs = [(node, False) for node in order if node in ahead]
-        forward = _Half(runs, self.joint.primals, self)
-        first = forward.peak([*wanted, *cut.kept])
-        held = {forward.base(node) for node in wanted} - set(steady)
-        steady |= {node: bytes_of(node.meta.get("val")) for node in held}
-        kept = [forward.base(node) for node in cut.kept]
-        given = [
-            node for node in dict.fromkeys((*kept, *self.joint.tangents)) if node not in steady
+    def peak(self, cut: Cut) -> int:
+        """The most bytes that a step holds."""
+        forward, backward = self._halves(cut)
+        outputs = self._bytes(self._returned())
+        after = {ARENA: 0, POOL: outputs, TORCH: 0}
+        return sum(bytes_of(node.meta.get("val")) for node in self.joint.primals) + sum(
+            max(forward.most(place), backward.most(place) + more) for place, more in after.items()
+        )
+
+    def holders(self, cut: Cut) -> tuple[tuple[str, int], ...]:
+        """What is alive at the highest marks: names and bytes, largest first."""
+        steady = self._bytes({*self._bases(self.joint.primals), *self._returned()})
+        found = [("inputs and outputs of the program", steady)]
+        for place in (ARENA, POOL, TORCH):
+            half = max(self._halves(cut), key=lambda half: half.most(place))
+            found += [(self.nodes[one.node].name, one.bytes) for one in half.at_most(place)]
+        return tuple(sorted(found, key=lambda held: -held[1]))
+
+    def _halves(self, cut: Cut) -> tuple[Half, Half]:
+        inputs, returned = self._bases(self.joint.primals), self._returned()
+        ahead = self._ahead(cut)
+        runs = [number for number, node in enumerate(self.nodes) if node in ahead]
+        forward = self._spans(runs, inputs, {*returned, *self._bases(cut.kept)})
+        places = {span.node: span.place for span in forward}
+        kept = self._bases(cut.kept) - inputs - returned
+        owned = {number: places.get(number, POOL) for number in kept}
+        owned |= {self.number[node]: TORCH for node in self.joint.tangents}
+        grads = self._bases(grad for grad in self.joint.grads if isinstance(grad, fx.Node))
+        count = len(self.nodes)
+        again = [self.number[node] + count * early for node, early in self.order(cut)]
+        backward = self._spans(again, {*inputs, *returned, *owned}, grads, owned)
+        return Half(forward, len(runs)), Half(backward, len(again))
+
+    def _returned(self) -> set[int]:
+        """What the forward makes that the caller gets."""
+        values = (*self.joint.values, *(new for _, new in self.joint.updates))
+        found = self._bases(node for node in values if isinstance(node, fx.Node))
+        return found - self._bases(self.joint.primals)
+
+    def _bytes(self, numbers: Iterable[int]) -> int:
+        return sum(self.facts[number].value for number in numbers)
+
+    def _bases(self, nodes: Iterable[fx.Node]) -> set[int]:
+        return {self.facts[self.number[node]].base for node in nodes}
+
+    def _ahead(self, cut: Cut) -> set[fx.Node]:
+        """What the forward computes: its own, and what is kept in place of being computed later."""
+        found = {node for node in self.classes.forward if node.op == "call_function"}
+        stack = [node for node in cut.kept if node not in found]
+        while stack:
+            node = stack.pop()
+            if node.op == "call_function" and node not in found:
+                found.add(node)
+                stack += self.sources[node]
+        return found
+
+    def _last_reads(self, runs: Sequence[int], wanted: Iterable[int]) -> dict[int, int]:
+        """By value: the last run that reads it; that of a first run is another value."""
+        count, facts = len(self.nodes), self.facts
+        last: dict[int, int] = {}
+        latest: dict[int, int] = {}  # what ran twice, by what is there
+        for place, run in enumerate(runs):
+            if run >= count:
+                latest[run - count] = run
+                run -= count
+            elif run in latest:
+                latest[run] = run
+            for memory in facts[run].reads:
+                last[latest.get(memory, memory)] = place
+        for memory in wanted:
+            last[latest.get(memory, memory)] = len(runs)
+        return last
+
+    def _spans(
+        self,
+        runs: Sequence[int],
+        given: Collection[int],
+        wanted: Iterable[int],
+        owned: Mapping[int, int] | None = None,
+    ) -> list[Span]:
+        """What is in memory while a half runs; `wanted` outlive it, `owned` die in it."""
+        last = self._last_reads(runs, wanted)
+        count, behind = len(self.nodes), len(runs)
+        facts = [self.facts[run - count if run >= count else run] for run in runs]
+        calls = list(accumulate(int(fact.is_call) for fact in facts))
+        calls.append(behind + 1)
+        spans = [
+            Span(number, place, self.facts[number].value, 0, last.get(number, 0) + 1)
+            for number, place in (owned or {}).items()
         ]
-        grads = [grad for grad in self.joint.grads if isinstance(grad, fx.Node)]
-        runs = self.order(cut)
-        half = _Half(runs, [*given, *steady], self)
-        second = half.peak(grads, given)
-        base = sum(steady.values())
-        at_first = base - sum(bytes_of(node.meta.get("val")) for node in held)
-        if at_first + first.peak > base + second.peak:
-            return _with_inputs(first, at_first)
-        return _with_inputs(second, base)
+        inherited: dict[int, int] = {}  # by run: the place of what it is stored over
+        for place, (run, fact) in enumerate(zip(runs, facts, strict=True)):
+            end = last.get(run, place)
+            if not fact.bytes or (fact.brief and calls[end] == calls[place]) or run in given:
+                continue
+            home = inherited.get(place)
+            if home is None:
+                home = TORCH if fact.by_torch else POOL if end == behind else ARENA
+            # Kernels store over what they are the last to read; what they make on the way to that
+            # is nowhere.
+            over = end
+            while over < behind and facts[over].is_pointwise and facts[over].bytes == fact.bytes:
+                then = last.get(runs[over], over)
+                if not (facts[over].brief and calls[then] == calls[over]) or then == over:
+                    break
+                over = then
+            writes = over < behind and facts[over].is_pointwise and over not in inherited
+            if writes and facts[over].bytes == fact.bytes:
+                inherited[over] = home
+                spans.append(Span(fact.number, home, fact.bytes, place, over))
+            else:
+                spans.append(Span(fact.number, home, fact.bytes, place, end + 1))
+        return spans
 
     def order(self, cut: Cut) -> list[Run]:
         """What the backward runs."""
@@ -96,11 +248,10 @@ class Simulator:
 
         Between two of them a program can be computed again from the first alone.
         """
-        order = [node for node in self.joint.graph.nodes if node in self.classes.forward]
-        half = _Half([(node, False) for node in order], self.joint.primals, self)
+        order = [node for node in self.nodes if node in self.classes.forward]
         last: dict[fx.Node, int] = {}
         for place, node in enumerate(order):
-            last.update({half.base(source): place for source in node.all_input_nodes})
+            last.update({self.nodes[base]: place for base in self.facts[self.number[node]].reads})
         found: dict[fx.Node, None] = {}
         alive: set[fx.Node] = set()
         for place, node in enumerate(order):
@@ -116,7 +267,7 @@ class Simulator:
         weights = self.network.weights
         given = sum(weights[node].bytes for node in cut.kept if node.op == "placeholder")
         made = [node for node in cut.kept if node.op != "placeholder"]
-        return given + sum(bytes_of(node.meta.get("val")) for node in made)
+        return given + self._bytes(self.number[node] for node in made)
 
     def extra(self, cut: Cut) -> float:
         """What keeping and computing again costs, in bytes of traffic."""
@@ -125,84 +276,39 @@ class Simulator:
         return (
             sum(weights[node].keep for node in cut.kept)
             + sum(weights[node].again for node in cut.again)
-            + sum(work_of(node) for node in twice)
+            + sum(self._work(node) for node in twice)
         )
+
+    def _work(self, node: fx.Node) -> float:
+        if node not in self.work:
+            self.work[node] = work_of(node)
+        return self.work[node]
 
     def base(self) -> float:
         """What a step costs in any case."""
         nodes = [*self.classes.forward, *self.classes.backward]
         moved = sum(2 * self.sizes.get(node, 0) for node in nodes if node not in self.brief)
-        return moved + sum(work_of(node) for node in nodes)
+        return moved + sum(self._work(node) for node in nodes)
 
 
-def _with_inputs(found: Simulated, steady: int) -> Simulated:
-    holders = (("inputs and outputs of the program", steady), *found.holders)
-    return Simulated(found.peak + steady, tuple(sorted(holders, key=lambda held: -held[1])))
-
-
-class _Half:
-    """Nodes in order, and which memory each of them is."""
-
-    def __init__(self, runs: Sequence[Run], given: Iterable[fx.Node], simulator: Simulator) -> None:
-        self.runs = runs
-        self.simulator = simulator
-        self.given = frozenset(given)
-        self._bases: dict[fx.Node, fx.Node] = {}
-
-    def base(self, node: fx.Node) -> fx.Node:
-        """What the node is a view of, down to what is given."""
-        found = self._bases.get(node)
-        if found is None:
-            is_view = node not in self.given and node.op == "call_function"
-            is_view = is_view and is_view_op(node.target) and bool(node.all_input_nodes)
-            found = self._bases[node] = self.base(node.all_input_nodes[0]) if is_view else node
-        return found
-
-    def peak(self, wanted: Iterable[fx.Node], owned: Iterable[fx.Node] = ()) -> Simulated:
-        """The most that is alive, where `wanted` outlive the half, and `owned` die in it."""
-        last: dict[Run, int] = {}
-        rounds: dict[fx.Node, bool] = {}  # whether what is there is from a first run
-        for place, (node, early) in enumerate(self.runs):
-            for source in self.simulator.sources[node]:
-                memory = self.base(source)
-                last[memory, rounds.get(memory, False)] = place
-            rounds[node] = early
-        for memory in map(self.base, wanted):
-            last[memory, rounds.get(memory, False)] = len(self.runs)
-        alive: dict[Run, int] = {(node, False): bytes_of(node.meta.get("val")) for node in owned}
-        return self._walk(alive, last)
-
-    def _walk(self, alive: dict[Run, int], last: dict[Run, int]) -> Simulated:
-        dying: dict[int, list[Run]] = {}
-        for run, place in last.items():
-            dying.setdefault(place, []).append(run)
-        called = self.simulator.called
-        calls = list(accumulate(int(node in called) for node, _ in self.runs))
-        calls.append(len(calls) + 1)  # behind the last
-        held = most = sum(alive.values())
-        snapshot = dict(alive)
-        for place, (node, early) in enumerate(self.runs):
-            gone = dying.get(place, [])
-            if node.target in POINTWISE:  # it may write where it reads
-                held -= sum(alive.pop(run, 0) for run in gone)
-            size = self.simulator.sizes.get(node, 0)
-            # Until the next library call, what kernels make for kernels stays within them.
-            inside = calls[last.get((node, early), place)] == calls[place]
-            if size and node not in self.given and not (inside and node in self.simulator.brief):
-                alive[node, early] = size
-                held += size
-            if held > most:
-                most, snapshot = held, dict(alive)
-            held -= sum(alive.pop(run, 0) for run in gone)
-        largest = sorted(snapshot.items(), key=lambda item: -item[1])
-        return Simulated(most, tuple((run[0].name, size) for run, size in largest))
+def _shown(node: fx.Node) -> fx.Node | None:
+    """What a node is a view of, or a part of views; None if it has memory of its own."""
+    if node.op != "call_function" or not node.all_input_nodes:
+        return None
+    source: fx.Node = node.all_input_nodes[0]
+    is_part = node.target is operator.getitem and is_view_op(source.target)
+    return source if is_part or is_view_op(node.target) else None
 
 
 def _is_made(node: fx.Node) -> bool:
     """Whether the node has memory of its own."""
-    return isinstance(node.meta.get("val"), torch.Tensor) and not (
-        is_view_op(node.target) or node.op != "call_function"
-    )
+    is_tensor = isinstance(node.meta.get("val"), torch.Tensor)
+    return is_tensor and node.op == "call_function" and _shown(node) is None
+
+
+def _is_told_where(node: fx.Node) -> bool:
+    """Whether a library writes into memory that is planned."""
+    return node.target in INTO_MEMORY
 
 
 def _is_brief(node: fx.Node) -> bool:

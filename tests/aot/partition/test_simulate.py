@@ -1,0 +1,94 @@
+"""What a step is foreseen to hold, and from which of three places it comes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stator.aot.partition.classify import classify
+from stator.aot.partition.cut import cut_keeping, network_of, save_everything
+from stator.aot.partition.joint import Joint
+from stator.aot.partition.network import Cut
+from stator.aot.partition.simulate import ARENA, POOL, TORCH, Half, Simulator, Span
+from stator.aot.partition.weigh import Scales, bytes_of
+from tests.aot.partition.programs import Flat, leaf, traced
+
+
+def simulator(program: Flat, *inputs: Any) -> Simulator:
+    joint = Joint.of(traced(program, *inputs))
+    classes = classify(joint)
+    scales = Scales(joint, classes, trusts_caller=True)
+    return Simulator(joint, classes, network_of(joint, classes, scales))
+
+
+def all_kept(found: Simulator, *names: str) -> Cut:
+    """A cut that keeps what the operators called `names` make."""
+    wanted = [node for node in found.network.nodes if node.name.split("_")[0] in names]
+    return cut_keeping(found.network, wanted, 1)
+
+
+def placed(found: Simulator, half: Half) -> dict[str, int]:
+    return {found.nodes[span.node].name: span.place for span in half.spans}
+
+
+def test_places_have_highest_marks_of_their_own() -> None:
+    spans = [Span(0, ARENA, 5, 0, 2), Span(1, ARENA, 7, 1, 3), Span(2, TORCH, 9, 3, 4)]
+    half = Half(spans, 4)
+
+    assert [half.most(place) for place in (ARENA, POOL, TORCH)] == [12, 0, 9]
+    assert half.at_most(ARENA) == spans[:2]
+
+
+def test_the_peak_is_the_sum_of_the_highest_marks() -> None:
+    def program(x: Tensor, weight: Tensor) -> list[Tensor]:
+        for _ in range(3):
+            x = torch.sigmoid(torch.mm(x, weight)).exp()
+        return [x.sum()]
+
+    found = simulator(program, leaf(64, 64), leaf(64, 64))
+    cut = save_everything(found.network)
+    forward, backward = found._halves(cut)
+    inputs = sum(bytes_of(node.meta["val"]) for node in found.joint.primals)
+    most = [max(forward.most(place), backward.most(place)) for place in (ARENA, POOL, TORCH)]
+
+    assert min(most) >= 0
+    assert 0 <= found.peak(cut) - inputs - sum(most) <= 8  # the loss, which the caller holds
+    assert sum(size for _, size in found.holders(cut)) >= found.peak(cut)
+
+
+def test_products_lie_in_the_arena_and_what_is_kept_of_them_in_the_pool() -> None:
+    def program(x: Tensor, weight: Tensor) -> list[Tensor]:
+        return [torch.mm(torch.mm(x, weight), weight).sin().sum()]
+
+    found = simulator(program, leaf(64, 64), leaf(64, 64))
+    forward, _ = found._halves(all_kept(found, "mm"))
+    places = placed(found, forward)
+
+    assert places["mm"] == POOL
+
+    forward, _ = found._halves(found.network.cut(lambda _, weight: weight.price(2.0**24)))
+    assert placed(found, forward)["mm"] == ARENA
+
+
+def test_what_a_kernel_stores_over_a_librarys_result_is_torchs() -> None:
+    def program(x: Tensor, weight: Tensor) -> list[Tensor]:
+        return [torch.relu(torch.conv2d(x, weight) + 1).square().sum()]
+
+    found = simulator(program, torch.randn(2, 4, 16, 16), leaf(4, 4, 3, 3))
+    cut = all_kept(found, "relu")
+    forward, backward = found._halves(cut)
+
+    assert placed(found, forward)["relu"] == TORCH
+    assert placed(found, backward)["relu"] == TORCH
+
+
+def test_parts_of_a_split_are_views() -> None:
+    def program(x: Tensor, weight: Tensor) -> list[Tensor]:
+        first, second = torch.mm(x, weight).split(32, dim=1)
+        return [(first.sin() * second.cos()).sum()]
+
+    found = simulator(program, leaf(64, 64), leaf(64, 64))
+
+    assert not any("getitem" in node.name for node in found.sizes)
