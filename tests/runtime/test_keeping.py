@@ -1,4 +1,4 @@
-"""What operators do with their arguments: which may share memory with a result, and are known to."""
+"""What operators do with their arguments: those whose results may share memory are known."""
 
 from __future__ import annotations
 
