@@ -284,3 +284,14 @@ def test_every_public_name_is_there() -> None:
 def test_a_name_that_is_not_there_lists_those_that_are() -> None:
     with pytest.raises(AttributeError, match=r"'compile_it'.*'compile'"):
         stator.compile_it  # noqa: B018  the reading is the test
+
+
+def test_a_program_of_operators_may_write_in_place() -> None:
+    """Dynamo captures exported programs as they are: with operators, not torch functions."""
+
+    def written(x: Tensor) -> Tensor:
+        return torch.ops.aten.relu_.default(x + 1) * 2
+
+    x = torch.randn(5)
+    found = torch.compile(written, backend="stator", options={"strict": True})(x)
+    torch.testing.assert_close(found, written(x))

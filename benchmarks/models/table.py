@@ -11,6 +11,7 @@ from benchmarks.case import Case, Task
 from benchmarks.closeness import TOLERANCE
 from benchmarks.models import convnext, convolutional, dlrm, lstm, text, vit
 from benchmarks.models.built import Builder, Built
+from benchmarks.models.quantized import in_int8, is_installed
 from benchmarks.work import weights_of
 
 
@@ -34,7 +35,7 @@ def _model(
     return Model(partial(build, full), partial(build, tiny), trains, tolerance)
 
 
-MODELS: Final = {
+MODELS: Final[dict[str, Model]] = {
     "bert": _model(text.bert, text.BERT_BASE, text.TINY, trains=True),
     "gpt2": _model(text.gpt2, text.GPT2_SMALL, text.TINY, trains=True),
     "llama4": _model(text.llama, text.LLAMA_FOUR, text.TINY, trains=True),
@@ -51,6 +52,12 @@ MODELS: Final = {
     "dlrm": _model(dlrm.dlrm, dlrm.CRITEO, dlrm.TINY, trains=False),
     "lstm": _model(lstm.lstm, lstm.FULL, lstm.TINY, trains=True),
 }
+
+if is_installed():
+    MODELS["resnet50_int8"] = _model(
+        in_int8(convolutional.resnet50), convolutional.FULL, convolutional.TINY, trains=False
+    )
+    MODELS["bert_int8"] = _model(in_int8(text.bert), text.BERT_BASE, text.TINY, trains=False)
 
 
 def inference(build: Builder) -> Task:

@@ -37,7 +37,7 @@ from stator.graph.capture import graph_runner
 from stator.graph.edit import CALLERS, EXTRAS, PART
 from stator.graph.registry import with_registered
 from stator.graph.rules import apply_rules
-from stator.graph.run import Ctx, GraphPass, dump_graph, run_passes
+from stator.graph.run import CAPTURED, Ctx, GraphPass, dump_graph, run_passes
 from stator.options import Options
 from stator.passes.freezing.drop_casts import drop_casts
 from stator.passes.freezing.fold_batch_norm import fold_batch_norm
@@ -132,7 +132,7 @@ POST_GRAD: Final[tuple[GraphPass, ...]] = (
 def prepare(module: fx.GraphModule, lifted: list[str], tools: Tools) -> Flat:
     """A captured graph as a program to trace: rewritten, its tensors being further arguments."""
     own = fx.GraphModule(module, copy.deepcopy(module.graph), "Captured")  # Dynamo keeps its own
-    run_passes(with_registered("pre_grad", PRE_GRAD), own.graph, tools.ctx, "captured")
+    run_passes(with_registered("pre_grad", PRE_GRAD), own.graph, tools.ctx, CAPTURED)
     return graph_runner(own, lifted)
 
 

@@ -11,13 +11,16 @@ from stator.errors import VerifyError
 from stator.torch_api import is_mutable_op
 
 
-def verify(graph: fx.Graph, after: str) -> None:
-    """Raise VerifyError, naming the pass `after` which the graph is broken."""
+def verify(graph: fx.Graph, after: str, *, functional: bool = True) -> None:
+    """Raise VerifyError, naming the pass `after` which the graph is broken.
+
+    `functional`: nothing may be written in place.  A program that Dynamo captured may do that.
+    """
     try:
         graph.lint()
     except (RuntimeError, AssertionError, ValueError) as error:
         raise VerifyError(after, f"the graph is malformed: {error}") from error
-    for node in graph.nodes:
+    for node in graph.nodes if functional else ():
         if node.op == "call_function" and (reason := why_not_functional(node)):
             raise VerifyError(after, f"{node.name}: {reason}", where=user_line(node))
 
