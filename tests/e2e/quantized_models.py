@@ -73,8 +73,9 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
-def quantized_model(name: str, *, dynamic: bool) -> tuple[Any, Tensor]:
+def quantized_model(name: str, *, dynamic: bool, any_batch: bool = False) -> tuple[Any, Tensor]:
     """The model, calibrated with one input, which comes with it."""
+    sizes = ({0: torch.export.Dim("batch", min=1, max=64)},) if any_batch else None
     torch.manual_seed(0)
     make, size = MODELS[name]
     x = torch.randn(size)
@@ -89,7 +90,7 @@ def quantized_model(name: str, *, dynamic: bool) -> tuple[Any, Tensor]:
         quantizer = x86.X86InductorQuantizer()
         quantizer.set_global(config)
         with torch.no_grad():
-            exported = torch.export.export(make().eval(), (x,)).module()
+            exported = torch.export.export(make().eval(), (x,), dynamic_shapes=sizes).module()
             prepared = prepare_pt2e(exported, quantizer)
             prepared(x)
             model = convert_pt2e(prepared)

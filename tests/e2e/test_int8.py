@@ -84,6 +84,37 @@ def test_new_weights_are_packed_anew() -> None:
         require_within(found, other(x), 0.01)
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_batches_of_any_size(name: str) -> None:
+    model, x = quantized_model(name, dynamic=False, any_batch=True)
+    torch._dynamo.reset()
+    program = torch.compile(
+        model,
+        backend="stator",
+        dynamic=True,
+        options={"freezing": True, "strict": True, "cache": False},
+    )
+    with torch.no_grad():
+        for batch in (x, torch.cat([x, x.flip(0)]), x[:2]):
+            require_within(program(batch), model(batch), 0.01)
+    record = stator.last_compilation()
+    assert record is not None
+    assert integer_products(record) == PRODUCTS[name]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_between_casts_to_half_precision(name: str) -> None:
+    """Autocast's casts around products are no obstacle; the reference here is that of floats."""
+    model, x = quantized_model(name, dynamic=False)
+    with torch.no_grad():
+        expected = model(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, record = compiled(model, x)
+
+    require_within(found.float(), expected, 0.01)
+    assert integer_products(record) == PRODUCTS[name]
+
+
 def test_without_constants_it_says_so() -> None:
     """The executor in Python keeps none."""
     model, x = quantized_model("layers", dynamic=False)

@@ -16,7 +16,7 @@ from stator.ops.libraries import int8_convolution as onednn_convolution
 from stator.ops.libraries import int8_convolution_of_tensors
 from stator.ops.packs import int8_convolution_weight
 from stator.ops.quantize import quantized
-from stator.passes.freezing.quantized import Integers, IntegerWeight, Tail, moved
+from stator.passes.freezing.quantized import FLOATS, Integers, IntegerWeight, Tail, moved
 from stator.passes.freezing.take_constants import constant_nodes
 
 aten = torch.ops.aten
@@ -78,8 +78,8 @@ def _convolution(node: fx.Node, settled: dict[fx.Node, None]) -> Convolution | s
 
 def _why_not(node: fx.Node, image: Integers) -> str | None:
     value = node.meta["val"]
-    if value.device.type != "cpu":
-        return "it is not on the CPU"
+    if value.device.type != "cpu" or value.dtype not in FLOATS:
+        return "it is not of float32 or bfloat16 on the CPU"
     if node.args[6]:
         return "it is a transposed one"
     if image.dtype is not torch.uint8:

@@ -14,7 +14,7 @@ from stator.graph.run import Ctx
 from stator.ops.libraries import int8_linear as onednn_linear
 from stator.ops.libraries import int8_linear_of_tensors
 from stator.ops.packs import int8_linear_weight
-from stator.passes.freezing.quantized import Integers, IntegerWeight, Tail, moved
+from stator.passes.freezing.quantized import FLOATS, Integers, IntegerWeight, Tail, moved
 from stator.passes.freezing.take_constants import constant_nodes
 
 aten = torch.ops.aten
@@ -78,6 +78,8 @@ def _why_not(node: fx.Node, x: Integers) -> str | None:
     value = node.meta["val"]
     if value.device.type != "cpu" or node.kwargs:
         return "it is no plain product on the CPU"
+    if value.dtype not in FLOATS:
+        return f"it is of {value.dtype}"
     if any(isinstance(n, int) and n == 0 for n in (*value.size(), *x.source.meta["val"].size())):
         return "it is empty"
     if node.target is aten.addmm.default and node.args[0].meta["val"].dim() != 1:

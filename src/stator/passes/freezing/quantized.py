@@ -45,6 +45,7 @@ MOVES: Final = frozenset(
         aten.clone.default,
     }
 )
+FLOATS: Final = (torch.float32, torch.bfloat16)
 TURNS: Final = (aten.t.default, aten.permute.default, aten.transpose.int)
 
 
@@ -73,8 +74,8 @@ class Integers:
         """Those of which `read` is made; None if it is no dequantised tensor."""
         moves: list[fx.Node] = []
         node = read
-        while isinstance(node, fx.Node) and node.target in MOVES:
-            moves.append(node)
+        while isinstance(node, fx.Node) and (node.target in MOVES or is_cast(node)):
+            moves += [] if is_cast(node) else [node]
             node = node.args[0]
         if not isinstance(node, fx.Node) or node.target not in DEQUANTIZE:
             return None
@@ -101,7 +102,7 @@ class IntegerWeight:
     def behind(read: Any, settled: Collection[fx.Node], *, turned: bool) -> IntegerWeight | str:
         """The one that `read` is; `turned`: its two axes are exchanged.  Otherwise the reason."""
         node, turns = read, 0
-        while node.target in (*TURNS, aten.clone.default):
+        while node.target in (*TURNS, aten.clone.default) or is_cast(node):
             turns += node.target in TURNS
             if node.target in TURNS and node.meta["val"].dim() != 2:
                 return "its weight is turned"
@@ -189,7 +190,7 @@ class Tail:
     def output(self) -> tuple[float, int, torch.dtype]:
         """Scale, zero point and type of the result."""
         if self.quantize is None:
-            return 1.0, 0, torch.float32
+            return 1.0, 0, self.last.meta["val"].dtype
         _, scale, zero_point, _, _, dtype = self.quantize.args
         return scale, zero_point, dtype
 
@@ -208,11 +209,11 @@ class Tail:
                 activation = own
             elif _is_whole_quantize(user):
                 quantize = user
-            elif user.target not in MOVES:
+            elif user.target not in MOVES and not is_cast(user):
                 ends = f"{user.name} reads it"
                 break
             nodes.append(user)
-            kept = kept if user.target in MOVES else len(nodes)
+            kept = kept if user.target in MOVES or is_cast(user) else len(nodes)
         inside = tuple(nodes[:kept])
         moves = tuple(node for node in inside if node.target in MOVES)
         return Tail(inside, moves, activation, quantize, ends)
@@ -226,9 +227,21 @@ class Tail:
     def told(self) -> str:
         """For the log."""
         inside = "" if self.activation.name == "none" else f", {self.activation.name} inside"
-        out = "float32" if self.quantize is None else str(self.output[2]).removeprefix("torch.")
+        out = str(self.output[2]).removeprefix("torch.")
         because = f" ({self.ends})" if self.quantize is None else ""
         return f"is int8{inside}, and gives {out}{because}"
+
+
+def is_cast(node: fx.Node) -> bool:
+    """Whether a node casts from one of oneDNN's floating-point types to the other.
+
+    Integers have no need of it: what is left out is a rounding.
+    """
+    if node.target is not aten._to_copy.default or set(node.kwargs) != {"dtype"}:
+        return False
+    source = node.args[0]
+    assert isinstance(source, fx.Node), "a cast has an operand"
+    return node.meta["val"].dtype in FLOATS and source.meta["val"].dtype in FLOATS
 
 
 def _is_whole_quantize(node: fx.Node) -> bool:
