@@ -410,6 +410,13 @@ def test_a_source_of_a_returned_view_is_outside() -> None:
     assert plan_memory(plan).offsets == {}
 
 
+def test_what_dies_while_results_come_is_outside() -> None:
+    steps = (launch("a", "x"), launch("b", "a"), Free(("a",)), launch("c", "b"), Free(("b",)))
+    plan = Plan(("x",), steps, (node("c"),), relays=frozenset({"a"}))
+
+    assert set(plan_memory(plan).offsets) == {"b"}
+
+
 def test_a_buffer_with_gaps_is_outside() -> None:
     gaps = Allocation("a", (Index.of(4), Index.of(4)), (Index.of(8), Index.of(1)), torch.float32)
     step = Call("a", aten.mm.default, (), {}, symbol="mm", out=gaps)

@@ -11,7 +11,7 @@ from stator.codegen.llvm.backend import load_kernels
 from stator.core.dtypes import TORCH_DTYPES
 from stator.core.dump import Dump
 from stator.core.events import Compilation
-from stator.graph.edit import EARLY
+from stator.graph.edit import EARLY, KEPT
 from stator.loops.index import Index
 from stator.loops.ir import Kernel
 from stator.loops.values import Value
@@ -103,6 +103,7 @@ def plan_kernels(module: fx.GraphModule, record: Compilation, name: str, dump: D
         {symbol.name: source for symbol, source in lowering.sizes.sources.items()},
         entries,
         dict(lowering.sizes.hints),
+        frozenset(node.name for node in module.graph.nodes if node.meta.get(KEPT)),
     )
 
 

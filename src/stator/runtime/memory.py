@@ -309,7 +309,7 @@ def _stays_inside(plan: Plan) -> set[str]:
     for step in reversed(plan.steps):
         if isinstance(step, View) and step.made.name in seen:
             seen.add(step.source)
-    return made - seen
+    return made - seen - plan.relays
 
 
 @dataclass(slots=True)

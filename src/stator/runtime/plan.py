@@ -292,6 +292,8 @@ class Plan:
     sizes: Mapping[str, Shown] = field(default_factory=dict)  # by the names of symbols
     entries: Mapping[Kernel, Any] = field(default_factory=dict)  # nameless kernel -> machine code
     hints: Mapping[Symbol, int] = field(default_factory=dict)  # what symbols were when it was made
+    # What dies one by one while results come: in the pool one gives its memory to the other.
+    relays: frozenset[str] = frozenset()
 
     def __str__(self) -> str:
         body = "".join(f"  {step}\n" for step in self.steps)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stator.aot.partition.candidates import candidates
 from stator.aot.partition.classify import classify
 from stator.aot.partition.cut import cut_keeping, network_of, save_everything
 from stator.aot.partition.joint import Joint
@@ -92,3 +93,17 @@ def test_parts_of_a_split_are_views() -> None:
     found = simulator(program, leaf(64, 64), leaf(64, 64))
 
     assert not any("getitem" in node.name for node in found.sizes)
+
+
+def test_what_is_computed_first_lies_in_the_pool() -> None:
+    def program(x: Tensor, weight: Tensor) -> list[Tensor]:
+        for _ in range(6):
+            x = torch.mm(x, weight).sigmoid()
+        return [x.sum()]
+
+    found = simulator(program, leaf(64, 64), leaf(64, 64))
+    relayed = [one.cut for one in candidates(found) if one.cut.relays]
+    _, backward = found._halves(relayed[0])
+    places = placed(found, backward)
+
+    assert {places[node.name] for node in relayed[0].relays if node.name in places} == {POOL}

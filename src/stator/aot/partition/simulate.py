@@ -156,6 +156,11 @@ class Simulator:
         count = len(self.nodes)
         again = [self.number[node] + count * early for node, early in self.order(cut)]
         backward = self._spans(again, {*inputs, *returned, *owned}, grads, owned)
+        relays = self._bases(cut.relays)
+        backward = [
+            one._replace(place=POOL) if one.node in relays and one.place == ARENA else one
+            for one in backward
+        ]
         return Half(forward, len(runs)), Half(backward, len(again))
 
     def _returned(self) -> set[int]:
