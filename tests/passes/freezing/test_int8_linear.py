@@ -111,6 +111,33 @@ def test_several_readers_of_one_dequantised_tensor() -> None:
     assert any("not int8: its input is not dequantised" in note for note in notes)
 
 
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("kind", [torch.uint8, None], ids=str)
+def test_rows_that_do_not_lie_one_behind_the_other(biased: bool, kind: torch.dtype | None) -> None:
+    """Which torch makes a product of batches of."""
+
+    def product(x: Tensor, w: Tensor, scales: Tensor, b: Tensor) -> Tensor:
+        weight = dequantized_weight(w, scales).t().expand(2, 64, 48)
+        y = torch.bmm(dequantized(x).transpose(1, 2), weight)
+        y = (y + b if biased else y).relu()
+        return y if kind is None else requantized(y, kind)
+
+    inputs = integers(torch.uint8, 2, 64, 9), *weight_of(48, 64), torch.randn(48)
+    names, notes = check(product, *inputs)
+    assert names[-1] == "onednn.qlinear_pointwise.default"
+    assert "aten.add.Tensor" not in names
+    assert "relu inside" in notes[0]
+
+
+def test_batches_of_two_dequantised_tensors_say_why() -> None:
+    def product(x: Tensor, w: Tensor, scales: Tensor, b: Tensor) -> Tensor:
+        return torch.bmm(dequantized(x), dequantized(x).transpose(1, 2)) + b[0]
+
+    inputs = integers(torch.uint8, 2, 8, 8), *weight_of(48, 64), torch.randn(48)
+    _, notes = check(product, *inputs)
+    assert "bmm is not int8: its weight" in notes[0]
+
+
 def test_one_scale_for_all_of_the_weight() -> None:
     def product(x: Tensor, w: Tensor, scales: Tensor, b: Tensor) -> Tensor:
         weight = quantized.dequantize_per_tensor.default(w, 0.02, 0, -128, 127, torch.int8)

@@ -57,7 +57,7 @@ def int8_convolution(graph: fx.Graph, ctx: Ctx) -> int:
             continue
         if ctx.fuel.spend(f"int8_convolution: {node.name}"):
             plain = found.image.is_dynamic or node.meta["val"].dim() != 4
-            tail = Tail.of(node, frozenset() if plain else INSIDE)
+            tail = Tail.of([node], frozenset() if plain else INSIDE)
             ctx.record.notes.append(f"{node.name} {tail.told()}")
             _rewrite(found, tail)
             changed += 1

@@ -19,6 +19,7 @@ from stator.passes.freezing.take_constants import constant_nodes
 
 aten = torch.ops.aten
 
+PRODUCTS: Final = (aten.mm.default, aten.addmm.default, aten.bmm.default)
 INSIDE: Final = frozenset({"relu", "gelu", "hardtanh", "hardswish", "swish"})
 
 
@@ -26,7 +27,7 @@ INSIDE: Final = frozenset({"relu", "gelu", "hardtanh", "hardswish", "swish"})
 class Product:
     """x @ w.t() + bias, x and w being dequantised."""
 
-    node: fx.Node
+    nodes: tuple[fx.Node, ...]  # the product, and what adds the bias if that is another one
     x: Integers
     weight: IntegerWeight
     bias: fx.Node | None
@@ -44,7 +45,7 @@ def int8_linear(graph: fx.Graph, ctx: Ctx) -> int:
     settled = constant_nodes(graph)
     changed = 0
     for node in list(graph.nodes):
-        if node.target not in (aten.mm.default, aten.addmm.default):
+        if node.target not in PRODUCTS:
             continue
         product = _product(node, settled)
         if product is None:
@@ -54,7 +55,7 @@ def int8_linear(graph: fx.Graph, ctx: Ctx) -> int:
             continue
         if ctx.fuel.spend(f"int8_linear: {node.name}"):
             names = frozenset() if product.x.is_dynamic else INSIDE
-            tail = Tail.of(node, names)
+            tail = Tail.of(product.nodes, names)
             ctx.record.notes.append(f"{node.name} {tail.told()}")
             _rewrite(product, tail)
             changed += 1
@@ -65,13 +66,37 @@ def int8_linear(graph: fx.Graph, ctx: Ctx) -> int:
 def _product(node: fx.Node, settled: dict[fx.Node, None]) -> Product | str | None:
     """The product that a node is; the reason, if it was to be expected; otherwise None."""
     *bias, left, right = node.args
+    if node.target is aten.bmm.default:
+        right = _for_all(right)
     x, weight = Integers.behind(left), IntegerWeight.behind(right, settled, turned=True)
     if isinstance(weight, str):
         return weight if x is not None else None
     if x is None:
         return "its input is not dequantised per tensor"
-    reason = _why_not(node, x)
-    return reason or Product(node, x, weight, bias[0] if bias else None)
+    if reason := _why_not(node, x):
+        return reason
+    nodes = _with_bias(node) if node.target is aten.bmm.default else (node,)
+    added = nodes[1].args[1] if len(nodes) > 1 else None
+    return Product(nodes, x, weight, bias[0] if bias else added)
+
+
+def _for_all(read: Any) -> Any:
+    """The matrix that all of a batch are multiplied by, if it is one."""
+    if read.target is aten.expand.default and read.args[0].meta["val"].dim() == 2:
+        return read.args[0]
+    return read
+
+
+def _with_bias(node: fx.Node) -> tuple[fx.Node, ...]:
+    """A product of batches, and the addition of a row to it, if that is all that reads it."""
+    (user, *others) = node.users or (node,)
+    if others or user.target is not aten.add.Tensor or user.args[0] is not node or user.kwargs:
+        return (node,)
+    row = user.args[1]
+    is_row = isinstance(row, fx.Node) and row.meta["val"].dim() == 1
+    if not is_row or row.meta["val"].size(0) != node.meta["val"].size(-1):
+        return (node,)
+    return (node, user) if row.meta["val"].dtype == node.meta["val"].dtype else (node,)
 
 
 def _why_not(node: fx.Node, x: Integers) -> str | None:
@@ -88,9 +113,12 @@ def _why_not(node: fx.Node, x: Integers) -> str | None:
 
 
 def _rewrite(product: Product, tail: Tail) -> None:
-    graph, node, weight = product.node.graph, product.node, product.weight
+    node, weight = product.nodes[0], product.weight
+    graph = node.graph
     builder = Builder(graph, tail.last)
     x = product.x.moved(builder)
+    if not x.meta["val"].is_contiguous():
+        x = builder.call(aten.clone.default, x, memory_format=torch.contiguous_format)
     size = list(x.meta["val"].size())
     shape = size if all(isinstance(n, int) for n in size) else None
     scale, zero_point, dtype = tail.output

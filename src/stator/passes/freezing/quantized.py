@@ -7,7 +7,7 @@ views, and everyone who reads one dequantised tensor finds them for himself.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -195,9 +195,9 @@ class Tail:
         return scale, zero_point, dtype
 
     @staticmethod
-    def of(product: fx.Node, names: Collection[str]) -> Tail:
+    def of(product: Sequence[fx.Node], names: Collection[str]) -> Tail:
         """The longest; activations of these names may be in it."""
-        nodes, kept, activation = [product], 1, Activation()
+        nodes, kept, activation = [*product], len(product), Activation()
         quantize, ends = None, ""
         while quantize is None:
             if len(nodes[-1].users) != 1:
