@@ -125,8 +125,8 @@ def _differ(one: Any, other: Any) -> bool:
 def _differs(one: Any, other: Any) -> bool:
     if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
         return isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor)
-    if torch._mkldnn in (one.layout, other.layout):  # a library's own: what it computes is compared
-        return bool(one.layout != other.layout)
+    if one.is_mkldnn or other.is_mkldnn:  # a library's own: what it computes is compared
+        return bool(one.is_mkldnn != other.is_mkldnn)
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return True
     if not (one.is_floating_point() or one.is_complex()):

@@ -227,6 +227,15 @@ def test_what_is_not_int8_says_why(fn: Callable[..., Tensor], reason: str) -> No
     assert reason in notes[0]
 
 
+def test_who_reads_a_weight_otherwise_says_so() -> None:
+    def looked_up(x: Tensor, w: Tensor, scales: Tensor) -> Tensor:
+        return F.embedding(x.long(), dequantized_weight(w, scales))
+
+    inputs = integers(torch.uint8, 9), *weight_of(256, 64)
+    _, ctx = rewritten(looked_up, inputs, (1, 2), int8_linear)
+    assert "embedding is not int8: it reads dequantize_per_channel" in ctx.record.notes[0]
+
+
 def test_a_weight_that_is_no_constant_says_so() -> None:
     def product(x: Tensor, w: Tensor, scales: Tensor) -> Tensor:
         return F.linear(dequantized(x), dequantized_weight(w, scales))

@@ -14,7 +14,15 @@ from stator.graph.run import Ctx
 from stator.ops.libraries import int8_linear as onednn_linear
 from stator.ops.libraries import int8_linear_of_tensors
 from stator.ops.packs import int8_linear_weight
-from stator.passes.freezing.quantized import FLOATS, Integers, IntegerWeight, Tail, moved
+from stator.ops.quantize import DEQUANTIZERS
+from stator.passes.freezing.quantized import (
+    FLOATS,
+    Integers,
+    IntegerWeight,
+    Tail,
+    moved,
+    readers,
+)
 from stator.passes.freezing.take_constants import constant_nodes
 
 aten = torch.ops.aten
@@ -43,6 +51,7 @@ def int8_linear(graph: fx.Graph, ctx: Ctx) -> int:
     if onednn_linear() is None:
         return 0
     settled = constant_nodes(graph)
+    _note_others(graph, settled, ctx)
     changed = 0
     for node in list(graph.nodes):
         if node.target not in PRODUCTS:
@@ -61,6 +70,17 @@ def int8_linear(graph: fx.Graph, ctx: Ctx) -> int:
             changed += 1
     drop_unread(graph)
     return changed
+
+
+def _note_others(graph: fx.Graph, settled: dict[fx.Node, None], ctx: Ctx) -> None:
+    """Tell who reads dequantised weights and has no operator on integers."""
+    for node in graph.nodes:
+        if node.target in DEQUANTIZERS and all(one in settled for one in node.all_input_nodes):
+            for reader in readers(node):
+                if reader.target not in (*PRODUCTS, aten.convolution.default):
+                    ctx.record.notes.append(
+                        f"{reader.name} is not int8: it reads {node.name}, and knows no integers"
+                    )
 
 
 def _product(node: fx.Node, settled: dict[fx.Node, None]) -> Product | str | None:

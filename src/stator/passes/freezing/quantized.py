@@ -7,7 +7,7 @@ views, and everyone who reads one dequantised tensor finds them for himself.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -242,6 +242,15 @@ def is_cast(node: fx.Node) -> bool:
     source = node.args[0]
     assert isinstance(source, fx.Node), "a cast has an operand"
     return node.meta["val"].dtype in FLOATS and source.meta["val"].dtype in FLOATS
+
+
+def readers(node: fx.Node) -> Iterator[fx.Node]:
+    """Who reads a tensor, or moves or casts of it."""
+    for user in node.users:
+        if user.target in MOVES or is_cast(user):
+            yield from readers(user)
+        else:
+            yield user
 
 
 def _is_whole_quantize(node: fx.Node) -> bool:
