@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import Any
 
@@ -55,6 +56,30 @@ def test_within_a_hundredth_and_of_integers(name: str, dynamic: bool) -> None:
     assert not any("mm" in name or "convolution" in name for name in kernels)
     assert not any("quantized_decomposed" in name for name in kernels)
     assert sum(" is int8" in note for note in record.notes) == PRODUCTS[name]
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_library_multiplies_integers(
+    name: str, dynamic: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """By oneDNN's own account of what it runs."""
+    model, x = quantized_model(name, dynamic=dynamic)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        program = stator.compile(model, freezing=True, cache=False, strict=True)
+        program(x)
+        capfd.readouterr()
+        with torch.backends.mkldnn.verbose(torch.backends.mkldnn.VERBOSE_ON):
+            program(x)
+    lines = capfd.readouterr().out.splitlines()
+    ran = [
+        line for line in lines if ",exec,cpu,matmul," in line or ",exec,cpu,convolution," in line
+    ]
+    assert len(ran) == PRODUCTS[name]
+    assert all(re.search(r"src:u8.* wei:s8", line) for line in ran), ran
+    weights = [line for line in lines if ",exec,cpu,reorder," in line and "dst:s8" in line]
+    assert not weights  # they were packed before
 
 
 def test_without_the_passes_it_is_of_floats() -> None:
