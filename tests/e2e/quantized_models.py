@@ -98,12 +98,29 @@ def quantized_model(name: str, *, dynamic: bool, any_batch: bool = False) -> tup
     return model, x
 
 
-def with_quantized_weights(config: str, dtype: torch.dtype) -> tuple[nn.Module, Tensor]:
-    """Products whose weights are torchao's tensors."""
+def with_quantized_weights(kind: str, dtype: torch.dtype) -> tuple[nn.Module, Tensor]:
+    """Products whose weights are torchao's tensors; `kind` names a way of its to make them."""
     torch.manual_seed(0)
     model, x = Layers().eval().to(dtype), torch.randn(8, 64).to(dtype)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         quantization = pytest.importorskip("torchao.quantization")
-        quantization.quantize_(model, getattr(quantization, config)())
+        if kind == "smooth":
+            _smooth(model, x)
+        elif kind == "int4":
+            place = "torchao.prototype.quantization.int4.inference_workflow"
+            make = pytest.importorskip(place).PrototypeInt4WeightOnlyConfig
+            quantization.quantize_(model, make(group_size=32, set_inductor_config=False))
+        else:
+            quantization.quantize_(model, getattr(quantization, kind)())
     return model, x
+
+
+def _smooth(model: nn.Module, x: Tensor) -> None:
+    """Inputs are divided by what weights are multiplied by."""
+    quantization = pytest.importorskip("torchao.quantization")
+    make = pytest.importorskip("torchao.prototype.smoothquant").SmoothQuantConfig
+    base = quantization.Int8DynamicActivationInt8WeightConfig()
+    quantization.quantize_(model, make(base_config=base, step="prepare", alpha=0.5))
+    model(x)
+    quantization.quantize_(model, make(base_config=base, step="convert", alpha=0.5))

@@ -156,16 +156,19 @@ def test_each_pass_keeps_the_values() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "dtype", "called"),
+    ("kind", "dtype", "called"),
     [
         ("Int8WeightOnlyConfig", torch.bfloat16, "aten._weight_int8pack_mm.default"),
         ("Int8WeightOnlyConfig", torch.float32, "aten.mm.default"),
         ("Int8DynamicActivationInt8WeightConfig", torch.float32, "aten._int_mm.default"),
+        ("smooth", torch.float32, "aten._int_mm.default"),
+        ("int4", torch.float32, "aten._weight_int4pack_mm_for_cpu.default"),
+        ("int4", torch.bfloat16, "aten._weight_int4pack_mm_for_cpu.default"),
     ],
 )
-def test_weights_that_are_tensors_of_torchao(config: str, dtype: torch.dtype, called: str) -> None:
+def test_weights_that_are_tensors_of_torchao(kind: str, dtype: torch.dtype, called: str) -> None:
     """In float32, torch has no kernel that gains by integers alone in the weight; that is noted."""
-    model, x = with_quantized_weights(config, dtype)
+    model, x = with_quantized_weights(kind, dtype)
     found, record = compiled(model, x)
 
     with torch.no_grad():
