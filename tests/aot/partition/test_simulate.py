@@ -95,6 +95,16 @@ def test_parts_of_a_split_are_views() -> None:
     assert not any("getitem" in node.name for node in found.sizes)
 
 
+def test_a_copy_that_changes_nothing_takes_no_memory() -> None:
+    def program(x: Tensor, weight: Tensor) -> list[Tensor]:
+        return [torch.mm(x, weight).clone().sin().sum(), torch.mm(weight, x).t().contiguous()]
+
+    found = simulator(program, leaf(64, 64), leaf(64, 64))
+    made = [node.name for node in found.sizes if "clone" in node.name]
+
+    assert len(made) == 1, "the one that turns is there"
+
+
 def test_what_is_computed_first_lies_in_the_pool() -> None:
     def program(x: Tensor, weight: Tensor) -> list[Tensor]:
         for _ in range(6):

@@ -302,7 +302,28 @@ def _shown(node: fx.Node) -> fx.Node | None:
         return None
     source: fx.Node = node.all_input_nodes[0]
     is_part = node.target is operator.getitem and is_view_op(source.target)
-    return source if is_part or is_view_op(node.target) else None
+    return source if is_part or is_view_op(node.target) or _copies_nothing(node) else None
+
+
+def _copies_nothing(node: fx.Node) -> bool:
+    """Whether a copy will be dropped: it lies as its source does, which nobody else reads."""
+    if node.target is not aten.clone.default:
+        return False
+    source = node.all_input_nodes[0]
+    before, after = source.meta.get("val"), node.meta.get("val")
+    if source.op != "call_function" or len(source.users) > 1 or not _is_plain(before, after):
+        return False
+    return _lies(before) == _lies(after)
+
+
+def _is_plain(*values: object) -> bool:
+    """Whether all are tensors with strides."""
+    return all(isinstance(one, torch.Tensor) and one.layout is torch.strided for one in values)
+
+
+def _lies(value: torch.Tensor) -> list[int]:
+    """Strides, but for dimensions where they do not matter."""
+    return [step for step, size in zip(value.stride(), value.size(), strict=True) if size != 1]
 
 
 def _is_made(node: fx.Node) -> bool:
