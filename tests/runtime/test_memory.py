@@ -253,10 +253,11 @@ def made_by(step: Step, plan: Plan, memory: Memory) -> Iterator[Piece]:
         return
     taken: dict[int, Piece] = {}
     for part in plan.steps:
-        if isinstance(part, Call) and part.target is operator.getitem and part.bytes is not None:
-            size = evaluate(part.bytes, plan.hints) if part.takes == step.makes else None
-            if size is not None:
-                taken.setdefault(part.args[1], Piece(size, True, set())).names.add(part.name)
+        if not isinstance(part, Call) or part.target is not operator.getitem:
+            continue
+        if part.bytes is not None and part.takes == step.makes:
+            piece = Piece(evaluate(part.bytes, plan.hints), True, set())
+            taken.setdefault(part.args[1], piece).names.add(part.name)
     yield from taken.values()
     left = evaluate(step.bytes, plan.hints) - sum(piece.bytes for piece in taken.values())
     yield Piece(left, True, {step.name})  # dies with the whole
