@@ -10,6 +10,7 @@ networks of two layers, 1.6 instead of 4.7; two blocks of four convolutions, 2.1
 from __future__ import annotations
 
 import operator
+from collections.abc import Set
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -19,9 +20,11 @@ from torch import fx
 from stator.graph.edit import is_effect
 from stator.graph.lives import Value, frugal_order, peak_bytes
 from stator.graph.run import Ctx
+from stator.ops.packs import PACKS
 from stator.ops.promises import as_promised
 from stator.ops.table import POINTWISE, RULES
 from stator.ops.writes import written
+from stator.passes.freezing.take_constants import constant_nodes
 from stator.torch_api import (
     HigherOrderOperator,
     OpOverload,
@@ -45,7 +48,7 @@ def reorder_for_memory(graph: fx.Graph, ctx: Ctx) -> int:
     Nothing moves across writes, random numbers, effects and collectives.
     """
     nodes = [node for node in graph.nodes if node.op in ("call_function", "get_attr")]
-    lives = _Lives()
+    lives = _Lives(_constants(graph, ctx))
     for node in nodes:
         lives.add(node)
     lives.end(graph.output_node())
@@ -63,10 +66,18 @@ def reorder_for_memory(graph: fx.Graph, ctx: Ctx) -> int:
     return sum(place != task for place, task in enumerate(new))
 
 
+def _constants(graph: fx.Graph, ctx: Ctx) -> Set[fx.Node]:
+    settled = constant_nodes(graph)
+    if ctx.options.freezing:
+        return settled.keys()
+    return {node for node in settled if node.target in PACKS}
+
+
 @dataclass(slots=True)
 class _Lives:
     """The nodes of a graph as tasks, and what lies in memory for them."""
 
+    constants: Set[fx.Node]  # made once, and outside of the program
     waits: list[set[int]] = field(default_factory=list)
     made: list[Value] = field(default_factory=list)
     given: list[Value] = field(default_factory=list)  # inputs
@@ -110,7 +121,8 @@ class _Lives:
                 value.readers.add(task)
         if sources and (is_view_op(node.target) or node.target in SHARES):
             return self._behind(sources[0])
-        value = Value(bytes_of(node.meta.get("val")), task)
+        size = 0 if node in self.constants else bytes_of(node.meta.get("val"))
+        value = Value(size, task)
         self.made.append(value)
         return {id(value): value}
 
