@@ -170,7 +170,7 @@ def remarks(rows: Sequence[Row]) -> list[str]:
         for name, outcome in row.outcomes.items():
             if outcome.error:
                 lines.append(f"- {row.name}, {TITLES[name]}: {without_folders(outcome.error)}")
-            elif name != EAGER and not outcome.graphs:
+            elif name not in (EAGER, *OTHERS) and not outcome.graphs:
                 lines.append(f"- {row.name}, {TITLES[name]}: Dynamo captured nothing, eager ran")
         if row.foreign is not None and row.foreign > DISTURBED:
             lines.append(f"- {row.name}: disturbed, others used {row.foreign:.0%} of the cores")
