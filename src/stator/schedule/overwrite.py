@@ -69,23 +69,31 @@ class _Own:
         self.groups = groups
         self.last: dict[str, int] = {}
         self.totals: dict[str, Index] = {}  # elements of those that may be stored over
+        self.makers: dict[str, int] = {}
         self.gone: set[str] = set()
         for number, group in enumerate(groups):
             self.last.update(dict.fromkeys(group.reads, number))
-            self.totals |= dict(_fresh(group, sizes))
+            made = dict(_fresh(group, sizes))
+            self.totals |= made
+            self.makers |= dict.fromkeys(made, number)
         for name in {*outside, *_looked_at(groups)}:
             self.totals.pop(name, None)
 
     def dying(self, number: int, member: Compute) -> list[str]:
-        """Values as large as the member's that nobody reads behind its group, in order."""
+        """Values as large as the member's that nobody reads behind its group.
+
+        What was made last comes first: it is in the cache, and it is the same in every layer of a
+        network, so that these share a kernel.
+        """
         made_here = {other.name for other in self.groups[number].members}
-        return sorted(
+        found = (
             name
             for name in self.groups[number].reads - made_here
             if self.last[name] == number
             and name not in self.gone
             and self.totals.get(name) is member.total
         )
+        return sorted(found, key=lambda name: (-self.makers[name], name))
 
 
 def _fresh(group: Group, sizes: Sizes) -> Iterator[tuple[str, Index]]:
