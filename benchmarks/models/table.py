@@ -23,6 +23,7 @@ class Model:
     tiny: Builder
     trains: bool = False
     tolerance: float = TOLERANCE  # of gradients
+    rounding: float = TOLERANCE  # of results: integers between layers round to other ones
 
 
 def _model(
@@ -33,6 +34,11 @@ def _model(
     tolerance: float = TOLERANCE,
 ) -> Model:
     return Model(partial(build, full), partial(build, tiny), trains, tolerance)
+
+
+def _integer_model(build: Callable[[Any, bool], Built], full: Any, tiny: Any) -> Model:
+    quantized = in_int8(build)
+    return Model(partial(quantized, full), partial(quantized, tiny), rounding=0.01)
 
 
 MODELS: Final[dict[str, Model]] = {
@@ -54,17 +60,17 @@ MODELS: Final[dict[str, Model]] = {
 }
 
 if is_installed():
-    MODELS["resnet50_int8"] = _model(
-        in_int8(convolutional.resnet50), convolutional.FULL, convolutional.TINY, trains=False
+    MODELS["resnet50_int8"] = _integer_model(
+        convolutional.resnet50, convolutional.FULL, convolutional.TINY
     )
-    MODELS["bert_int8"] = _model(in_int8(text.bert), text.BERT_BASE, text.TINY, trains=False)
+    MODELS["bert_int8"] = _integer_model(text.bert, text.BERT_BASE, text.TINY)
 
 
-def inference(build: Builder) -> Task:
+def inference(build: Builder, tolerance: float) -> Task:
     """A forward in evaluation mode."""
     module, inputs = build(False)
     module.eval()
-    return Task(module, inputs, weights=weights_of(module))
+    return Task(module, inputs, weights=weights_of(module), tolerance=tolerance)
 
 
 def training(build: Builder, tolerance: float) -> Task:
@@ -83,7 +89,12 @@ def training(build: Builder, tolerance: float) -> Task:
 def model_cases() -> list[Case]:
     """Inference of every model, then the training steps."""
     infer = [
-        Case(name, "infer", partial(inference, model.full), partial(inference, model.tiny))
+        Case(
+            name,
+            "infer",
+            partial(inference, model.full, model.rounding),
+            partial(inference, model.tiny, model.rounding),
+        )
         for name, model in MODELS.items()
     ]
     train = [

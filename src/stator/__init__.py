@@ -6,6 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from stator.ahead import aot_compile as aot_compile
+    from stator.ahead import compile_fx_aot as compile_fx_aot
     from stator.backend import compile as compile
     from stator.backend import compile_fx as compile_fx
     from stator.core.events import last_compilation as last_compilation
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from stator.graph.rules import rule as rule
     from stator.options import Options as Options
     from stator.options import list_options as list_options
+    from stator.package.load import load as load
     from stator.partitioners import choose_saved_values_set as choose_saved_values_set
     from stator.partitioners import (
         min_cut_rematerialization_partition as min_cut_rematerialization_partition,
@@ -32,17 +35,20 @@ __version__ = "0.1.0"
 # Where each public name lives.  They load when first used, so that `import stator` costs nothing.
 _HOMES: Final[dict[str, str]] = {
     "Options": "stator.options",
+    "aot_compile": "stator.ahead",
     "aot_function": "stator.functions",
     "aot_module": "stator.functions",
     "choose_saved_values_set": "stator.partitioners",
     "compile": "stator.backend",
     "compile_fx": "stator.backend",
+    "compile_fx_aot": "stator.ahead",
     "explain": "stator.debug.explain",
     "freeze": "stator.freezing",
     "fw_compiler_freezing": "stator.freezing",
     "last_compilation": "stator.core.events",
     "list_options": "stator.options",
     "Rewrite": "stator.graph.rules",
+    "load": "stator.package.load",
     "memory": "stator.runtime.native.prelude",
     "memory_plan": "stator.debug.memory_plan",
     "min_cut_rematerialization_partition": "stator.partitioners",

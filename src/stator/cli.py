@@ -1,10 +1,10 @@
-"""The command line: options, bisect, memory, patterns, version."""
+"""The command line: options, packages, bisect, memory, patterns, version."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -112,6 +112,173 @@ def memory(
         typer.echo(f"the script ended with status {ran.status}", err=True)
     if ran.status or not ran.choices:
         raise typer.Exit(1)
+
+
+@app.command("build")
+def build_package(
+    factory: Annotated[str, typer.Argument(help="FILE.py:FUNCTION, or MODULE:FUNCTION.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Ends in .pt2, or .so.")],
+    freezing: Annotated[bool, typer.Option(help="Fold the weights.")] = False,
+    levels: Annotated[str, typer.Option(help="Levels of x86-64 to compile for.")] = "1,3,4",
+) -> None:
+    """Compile a model ahead of time.
+
+    The function returns a torch.export.ExportedProgram, or a model and a tuple of arguments, or
+    these and a dict of keywords.
+    """
+    from rich.progress import Progress, SpinnerColumn, TimeElapsedColumn
+
+    from stator import aot_compile
+    from stator.errors import StatorError
+
+    columns = (SpinnerColumn(), "{task.description}", TimeElapsedColumn())
+    with Progress(*columns, transient=True) as progress:
+        task = progress.add_task(f"making {factory}", total=None)
+        made = _called(factory)
+        model, *given = made if isinstance(made, tuple) else (made,)
+        progress.update(task, description=f"compiling {factory}")
+        wishes = {
+            "output_path": str(output),
+            "freezing": freezing,
+            "levels": tuple(int(level) for level in levels.split(",")),
+        }
+        try:
+            path = aot_compile(model, *given, options=wishes)
+        except StatorError as error:
+            raise typer.BadParameter(str(error), param_hint="model") from error
+    typer.echo(f"written: {path} ({Path(path).stat().st_size / 2**20:.1f} MiB)")
+
+
+def _called(factory: str) -> Any:
+    """What a function returns that is named by its file or module."""
+    import importlib.util
+    from importlib import import_module
+
+    where, _, name = factory.rpartition(":")
+    if not where:
+        raise typer.BadParameter("name a function: model.py:make", param_hint="factory")
+    if where.endswith(".py"):
+        spec = importlib.util.spec_from_file_location(Path(where).stem, where)
+        if spec is None or spec.loader is None or not Path(where).is_file():
+            raise typer.BadParameter(f"there is no file {where}", param_hint="factory")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module  # torch.export looks its classes up
+        spec.loader.exec_module(module)
+    else:
+        sys.path.insert(0, "")  # as `python -m` does
+        module = import_module(where)
+    function = getattr(module, name, None)
+    if function is None:
+        raise typer.BadParameter(f"{where} has no {name}", param_hint="factory")
+    return function()
+
+
+@app.command()
+def inspect(package: Path) -> None:
+    """Show what a package holds, after it was found whole."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from stator.package.trial import sizes_shown
+
+    read = _read_package(package)
+    told, console = read.manifest, Console()
+    console.print(
+        f"{package.name}: stator {told['stator']}, torch {told['torch']}, {told['system']} on "
+        f"{told['machine']}, levels {', '.join(map(str, told['levels']))}"
+    )
+    table = Table("", "name", "type", "size")
+    for one in told["inputs"]:
+        table.add_row("input", one["name"], one["dtype"], sizes_shown(one["size"]))
+    for one in told["constants"]:
+        kind = "folded" if one["folded"] else "constant"
+        table.add_row(kind, one["name"], one["dtype"], sizes_shown(one["size"]))
+    console.print(table)
+    for name, data in sorted(read.files.items()):
+        console.print(f"{len(data):>12,} bytes  {name}", highlight=False)
+    console.print(f"{read.size:>12,} bytes  weights", highlight=False)
+
+
+def _read_package(path: Path) -> Any:
+    from stator.errors import PackageError
+    from stator.package.archive import read_package
+
+    try:
+        return read_package(path)
+    except PackageError as error:
+        raise typer.BadParameter(str(error), param_hint="package") from error
+
+
+def _load_package(path: Path) -> Any:
+    from stator.errors import PackageError
+    from stator.package.load import load
+
+    try:
+        return load(path)
+    except PackageError as error:
+        raise typer.BadParameter(str(error), param_hint="package") from error
+
+
+@app.command("run")
+def run_package(
+    package: Path,
+    inputs: Annotated[
+        list[Path] | None, typer.Option("--input", help="A tensor that torch.save wrote; again.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Where torch.save writes the result.")] = None,
+) -> None:
+    """Run a package once: on tensors from files, or on some that are made up."""
+    import torch
+
+    from stator.package.trial import made_up_inputs
+    from stator.torch_api import pytree
+
+    model = _load_package(package)
+    args, kwargs = made_up_inputs(model)
+    if inputs:
+        args, kwargs = tuple(torch.load(path, weights_only=True) for path in inputs), {}
+    try:
+        result = model(*args, **kwargs)
+    except (TypeError, ValueError) as error:
+        raise typer.BadParameter(str(error), param_hint="input") from error
+    for number, value in enumerate(pytree.tree_leaves(result)):
+        shown = f"{value.dtype} {list(value.size())}" if torch.is_tensor(value) else repr(value)
+        typer.echo(f"output {number}: {shown}")
+    if output is not None:
+        torch.save(result, output)
+        typer.echo(f"written: {output}")
+
+
+@app.command("bench")
+def bench_package(
+    package: Path,
+    seconds: Annotated[float, typer.Option(help="How long to call it.")] = 3.0,
+) -> None:
+    """Time a package on made-up inputs: loading it, the first call, and calls after that."""
+    import time
+
+    from rich.progress import Progress
+
+    from stator.package.trial import made_up_inputs, timed
+
+    start = time.perf_counter()
+    model = _load_package(package)
+    loaded = time.perf_counter() - start
+    args, kwargs = made_up_inputs(model)
+    with Progress(transient=True) as progress:
+        task = progress.add_task("calling it", total=1.0)
+        took = timed(
+            lambda: model(*args, **kwargs),
+            seconds,
+            lambda share: progress.update(task, completed=share),
+        )
+    low, high = took.quartiles
+    typer.echo(f"load        {loaded * 1e3:10.3f} ms")
+    typer.echo(f"first call  {took.first * 1e3:10.3f} ms")
+    typer.echo(
+        f"median      {took.median * 1e3:10.3f} ms  ({low * 1e3:.3f} to {high * 1e3:.3f}, "
+        f"{len(took.calls)} calls)"
+    )
 
 
 @app.command()

@@ -46,3 +46,10 @@ class VerifyError(CompileError):
 
 class StatorWarning(UserWarning):
     """A graph runs in eager mode, with the reason."""
+
+
+class PackageError(StatorError):
+    """A package that is not used: damaged, changed, or for another machine."""
+
+    def __init__(self, path: object, what: str, *, hint: str | None = None) -> None:
+        super().__init__(what, where=str(path), hint=hint)

@@ -39,6 +39,7 @@ from stator.graph.registry import with_registered
 from stator.graph.rules import apply_rules
 from stator.graph.run import CAPTURED, Ctx, GraphPass, dump_graph, run_passes
 from stator.options import Options
+from stator.package.planned import Planned
 from stator.passes.freezing.drop_casts import drop_casts
 from stator.passes.freezing.fold_batch_norm import fold_batch_norm
 from stator.passes.freezing.fold_binary import fold_binary
@@ -195,7 +196,7 @@ def foreseen_peak(halves: Split, ctx: Ctx) -> int:
             output.meta = dict(module.graph.output_node().meta)
             copied = fx.GraphModule(module, graph, name)
             run_passes(with_registered("post_grad", POST_GRAD), copied.graph, trial, name)
-            _planned(copied, name, trial)
+            _planned(copied, name, trial, loads=False)
     peak = record.step_peak
     return halves.inputs + record.peaks["forward"] if peak is None else peak
 
@@ -217,11 +218,23 @@ def compile_half(module: fx.GraphModule, name: str, ctx: Ctx) -> CompiledGraph:
     return CompiledGraph(with_constants(compiled.run, constants), image)
 
 
-def _planned(module: fx.GraphModule, name: str, ctx: Ctx) -> tuple[Plan, Memory, str]:
+def plan_library(module: fx.GraphModule, ctx: Ctx) -> Planned:
+    """The graph of a library, rewritten and planned; its kernels are not compiled."""
+    if ctx.options.freezing:
+        run_passes(FREEZING, module.graph, ctx, "forward")
+    run_passes(with_registered("post_grad", POST_GRAD), module.graph, ctx, "forward")
+    constants = take_constants(module.graph, frozen=ctx.options.freezing)
+    plan, memory, _ = _planned(module, "forward", ctx, loads=False)
+    return Planned(plan, memory, constants)
+
+
+def _planned(
+    module: fx.GraphModule, name: str, ctx: Ctx, *, loads: bool = True
+) -> tuple[Plan, Memory, str]:
     """A rewritten graph, planned; the record knows what it will hold."""
     label = dump_graph(module.graph, ctx, name)
     with ctx.record.stage(f"{name}/plan", len(module.graph.nodes)) as progress:
-        plan = _plan(module, label, ctx)
+        plan = _plan(module, label, ctx, loads)
         progress.nodes = len(plan.steps)
     memory = plan_memory(plan)
     ctx.dump.write(f"{label}_plan.txt", lambda: f"{plan}\n\n{memory_text(plan, memory)}\n")
@@ -260,11 +273,11 @@ def _executor(plan: Plan, memory: Memory, names: tuple[str, str], ctx: Ctx) -> C
     return CompiledGraph(load_plan(plan, name))
 
 
-def _plan(module: fx.GraphModule, name: str, ctx: Ctx) -> Plan:
+def _plan(module: fx.GraphModule, name: str, ctx: Ctx, loads: bool) -> Plan:
     """With native kernels where the options allow; if they cannot be built, torch runs all."""
     if ctx.options.kernels:
         try:
-            return plan_kernels(module, ctx.record, name, ctx.dump)
+            return plan_kernels(module, ctx.record, name, ctx.dump, loads=loads)
         except Exception as error:
             note_fallback(error, ctx.record, ctx.options.strict)
     return make_plan(module)

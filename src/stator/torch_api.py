@@ -345,6 +345,16 @@ def size_range(size: Any) -> str:
     )
 
 
+def size_bounds(size: int | torch.SymInt) -> tuple[int, int]:
+    """The least and the largest that a size may be."""
+    if isinstance(size, int):
+        return size, size
+    bounds = size.node.shape_env.bound_sympy(size.node.expr)
+    most = 2**62
+    low = int(bounds.lower) if bounds.lower.is_Integer else 0
+    return low, min(int(bounds.upper), most) if bounds.upper.is_Integer else most
+
+
 def guard_count(mode: FakeTensorMode) -> int:
     """How many conditions on symbolic sizes were met so far; a new one is a promise to Dynamo."""
     env = mode.shape_env
@@ -504,14 +514,27 @@ _SCALAR_TYPES: Final = {
     torch.float16: 5,
     torch.float32: 6,
     torch.float64: 7,
+    torch.complex64: 9,
+    torch.complex128: 10,
     torch.bool: 11,
     torch.bfloat16: 15,
+    torch.float8_e5m2: 23,
+    torch.float8_e4m3fn: 24,
+    torch.uint16: 27,
+    torch.uint32: 28,
+    torch.uint64: 29,
 }
 
 
 def scalar_type(dtype: torch.dtype) -> int:
     """A type by its number in C++."""
     return _SCALAR_TYPES[dtype]
+
+
+def scalar_names() -> list[str]:
+    """The names of types, at their numbers."""
+    names = {number: str(dtype).removeprefix("torch.") for dtype, number in _SCALAR_TYPES.items()}
+    return [names.get(number, f"type {number}") for number in range(max(names) + 1)]
 
 
 @cache
@@ -535,6 +558,16 @@ def _torch_libraries() -> tuple[Any, ...]:
 def argument_types(target: Any) -> list[str]:
     """The schema's types of an operator's arguments."""
     return [str(argument.type) for argument in target._schema.arguments]
+
+
+def passed_types(target: Any) -> list[str]:
+    """The types of an operator's arguments as its code takes them: a dtype is no int there."""
+    return [str(argument.real_type) for argument in target._schema.arguments]
+
+
+def result_types(target: Any) -> list[str]:
+    """The types of an operator's results."""
+    return [str(result.real_type) for result in target._schema.returns]
 
 
 def given_arguments(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:

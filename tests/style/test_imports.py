@@ -26,8 +26,8 @@ LAYERS: Final[tuple[tuple[str, ...], ...]] = (
     ("cache", "package"),
     ("pipeline",),
     ("stored",),
-    # With Dynamo, without it, for writers of passes, and for those who trace themselves.
-    ("backend", "freezing", "functions", "patterns", "partitioners"),
+    # With Dynamo, without it, for writers of passes, for those who trace themselves, for servers.
+    ("backend", "freezing", "functions", "patterns", "partitioners", "ahead"),
 )
 LEAVES: Final = ("errors", "options", "torch_api")  # anyone may import them; they import each other
 DOORS: Final = ("__init__", "__main__", "cli", "debug")  # see everything; nothing else imports them

@@ -22,7 +22,11 @@ from stator.torch_api import is_fake, keeps_nothing, torch_symbol
 
 def call_of(node: fx.Node) -> Call:
     """A call of the node's operator."""
-    return Call(node.name, node.target, node.args, dict(node.kwargs), line=user_line(node))
+    made = node.meta.get("val")
+    parts = len(made) if isinstance(made, tuple | list) else None
+    return Call(
+        node.name, node.target, node.args, dict(node.kwargs), line=user_line(node), parts=parts
+    )
 
 
 def on_the_cpu(call: Call, node: fx.Node, sizes: Sizes) -> Call:

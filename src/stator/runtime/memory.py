@@ -25,7 +25,7 @@ from stator.runtime.plan import Allocation, Call, Free, Launch, Plan, Step, Toge
 from stator.torch_api import OpOverload, keeps_nothing, returns_alias
 
 ALIGNMENT: Final = 64  # bytes: a cache line, and the widest vector
-# Bytes, as in prelude.ll:
+# Bytes, as in memory.ll:
 POOLED: Final = 1 << 16  # from here on tensors are blocks of the pool, and torch's below
 PAGE: Final = 1 << 12  # the header's, before a block
 LARGE: Final = 1 << 21  # from here on blocks begin at such a border, and have two pages before

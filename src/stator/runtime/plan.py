@@ -53,6 +53,7 @@ class Call:
     out: Allocation | None = None  # memory for the result, where that function takes some
     bytes: Index | None = None  # of what it makes itself, where they are known
     line: str | None = None  # of the user's program
+    parts: int | None = None  # how many results there are, if it returns them in a list
 
     @property
     def makes(self) -> tuple[str, ...]:

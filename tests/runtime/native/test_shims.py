@@ -134,7 +134,7 @@ def declared_for(op: Any, which: int) -> tuple[str, ...]:
     if into is not None:
         values.places["out"] = Handle(frame.new_handle())
     call = Call("out", op, tuple(given), {}, symbol=SHIMS[op], out=into)
-    assert calls._is_passable(call)
+    assert calls.is_passable(call)
     calls.run(call)
     return declared(frame.declared[SHIMS[op]])[SHIMS[op]]
 

@@ -80,6 +80,13 @@ def module_text(kernels: Iterable[Kernel]) -> str:
     return numbered(text)
 
 
+def compile_kernels(kernels: Iterable[Kernel], processor: str) -> bytes:
+    """An object file of `kernels` for some processor, by LLVM's name of it."""
+    parsed = _parsed(module_text(kernels))
+    _optimize(parsed, _new_target_machine(processor=processor))
+    return _object(parsed, _new_target_machine(processor=processor))
+
+
 def load(kernels: Iterable[Kernel]) -> Module:
     """Compile `kernels` and make them callable."""
     kernels = list(kernels)
@@ -91,10 +98,10 @@ def load(kernels: Iterable[Kernel]) -> Module:
     return Module(tuple(kernels), code, entries, data)
 
 
-def compile_text(text: str) -> bytes:
+def compile_text(text: str, processor: str | None = None) -> bytes:
     """An object file of LLVM text that is called seldom: made quickly, not to be quick."""
     parsed = _parsed("\n".join((text, _THROUGH_A_TABLE)))
-    return _object(parsed, _new_target_machine(opt=0))
+    return _object(parsed, _new_target_machine(opt=0, processor=processor))
 
 
 def _parsed(text: str) -> Any:
@@ -179,17 +186,19 @@ def _llvm() -> Any:
 
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
+    llvm.initialize_native_asmparser()  # libraries ask the processor what it can, by an instruction
     return llvm
 
 
-def _new_target_machine(opt: int = 3) -> Any:
+def _new_target_machine(opt: int = 3, processor: str | None = None) -> Any:
+    """For one processor, by LLVM's name of it; None: for the one that is here."""
     llvm = _llvm()
     target = llvm.Target.from_default_triple()
-    features = llvm.get_host_cpu_features().flatten()
+    features = llvm.get_host_cpu_features().flatten() if processor is None else ""
     # Small code finds constants relative to itself; large code loads an address for each of them.
     return target.create_target_machine(
         opt=opt,
-        cpu=llvm.get_host_cpu_name(),
+        cpu=processor or llvm.get_host_cpu_name(),
         features=features,
         jit=True,
         reloc="pic",

@@ -67,6 +67,7 @@ class _Symbol:
     section: int  # 0: it is elsewhere
     value: int
     is_global: bool
+    is_weak: bool = False  # its address is 0 where nobody has it
 
 
 def load_object(data: bytes, resolve: Callable[[str], int]) -> Code:
@@ -139,7 +140,9 @@ class _Loader:
                 strings = self.sections[section.link].data
                 for at in range(0, len(section.data), 24):
                     name, info, _, index, value, _ = struct.unpack_from("<IBBHQQ", section.data, at)
-                    self.symbols.append(_Symbol(_text(strings, name), index, value, info >> 4 != 0))
+                    bound = info >> 4
+                    symbol = _Symbol(_text(strings, name), index, value, bound != 0, bound == 2)
+                    self.symbols.append(symbol)
 
     def _relocations(self) -> Iterator[tuple[_Section, int, int, int, int]]:
         """Section, place in it, kind, number of the symbol, and what is added."""
@@ -175,15 +178,26 @@ class _Loader:
             if section.is_loaded and section.data:
                 memory[section.place : section.place + len(section.data)] = section.data
         for name, place in self.table.items():
-            own = [s for s in self.symbols if s.name == name and s.section]
-            address = start + self._address(own[0]) if own else self.resolve(name)
-            struct.pack_into("<Q", memory, place, address)
+            struct.pack_into("<Q", memory, place, self._found(name, start))
         for name, place in self.jumps.items():
             struct.pack_into("<BBi", memory, place, 0xFF, 0x25, self.table[name] - place - 6)
         for section, offset, kind, number, added in self._relocations():
             if offset + (8 if kind == _ABSOLUTE else 4) > section.size:
                 raise CompileError("executor", "an object file fills in what it does not have")
             self._relocate(memory, start, section.place + offset, kind, (number, added))
+
+    def _found(self, name: str, start: int) -> int:
+        """Where a symbol is, here or elsewhere."""
+        own = [symbol for symbol in self.symbols if symbol.name == name]
+        for symbol in own:
+            if symbol.section:
+                return start + self._address(symbol)
+        try:
+            return self.resolve(name)
+        except LookupError:
+            if any(symbol.is_weak for symbol in own):
+                return 0
+            raise
 
     def _relocate(
         self, memory: mmap.mmap, start: int, place: int, kind: int, what: tuple[int, int]
@@ -194,8 +208,9 @@ class _Loader:
         elif kind in (_CALL, _RELATIVE):
             target = self._address(symbol) if symbol.section else self.jumps[symbol.name]
             struct.pack_into("<i", memory, place, target + added - place)
-        elif kind == _ABSOLUTE and symbol.section:
-            struct.pack_into("<Q", memory, place, start + self._address(symbol) + added)
+        elif kind == _ABSOLUTE:
+            here = start + self._address(symbol) if symbol.section else self.resolve(symbol.name)
+            struct.pack_into("<Q", memory, place, here + added)
         else:
             raise CompileError("executor", f"an object file has a relocation of kind {kind}")
 

@@ -6,10 +6,11 @@ import operator
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from torch import fx
 
+from stator.runtime.native.dispatch import Dispatch, why_not_dispatched
 from stator.runtime.native.frame import Frame
 from stator.runtime.native.image import Operator
 from stator.runtime.native.shims import PASSED_AS
@@ -27,6 +28,8 @@ from stator.runtime.plan import Call
 from stator.runtime.rare import dict_of
 from stator.torch_api import OpOverload, argument_types, given_arguments, out_variant, returns_of
 
+LIBRARIES: Final = ("onednn", "mkldnn", "mkl")  # by the names under which torch has them
+
 
 @dataclass(slots=True)
 class Calls:
@@ -40,18 +43,20 @@ class Calls:
         places = self.values.places
         source = places.get(call.args[0].name) if call.target is operator.getitem else None
         if isinstance(source, Parts):
-            places[call.name] = Handle(self._part(source, call.args[1]))
+            places[call.name] = Handle(self.part(source, call.args[1]))
         elif isinstance(source, Object):
             places[call.name] = Object(self.frame.keep_object(self._item(call)))
-        elif call.symbol is not None and self._is_passable(call):
-            self._shim(call, call.symbol)
+        elif call.symbol is not None and self.is_passable(call):
+            self.shim(call, call.symbol)
+        elif _is_quick(call) and why_not_dispatched(call) is None:
+            self.dispatch(call)
         else:
             result = self._python(call)
             places[call.name] = Object(self.frame.keep_object(result))
 
     # --- results with several parts ---
 
-    def _part(self, parts: Parts, index: int) -> int:
+    def part(self, parts: Parts, index: int) -> int:
         """A slot with one of the results."""
         frame = self.frame
         slot = frame.new_handle()
@@ -111,7 +116,7 @@ class Calls:
         """Where the prelude finds an argument; None where it takes code to make it."""
         if isinstance(value, fx.Node):
             return self._word_of(value.name)
-        return None if _has_nodes(value) else self.frame.in_table(value) << 2
+        return None if has_nodes(value) else self.frame.in_table(value) << 2
 
     def _word_of(self, name: str) -> int | None:
         match self.values.places[name]:
@@ -128,7 +133,7 @@ class Calls:
         """An argument as a Python object."""
         if isinstance(value, fx.Node):
             return self.values.object(value.name)
-        if not _has_nodes(value):
+        if not has_nodes(value):
             return self.values.fixed(value)
         if isinstance(value, dict):
             return self._built(dict_of, [tuple(value), *value.values()])
@@ -143,7 +148,7 @@ class Calls:
 
     # --- torch's C functions ---
 
-    def _is_passable(self, call: Call) -> bool:
+    def is_passable(self, call: Call) -> bool:
         given = given_arguments(call.target, call.args, call.kwargs)
         return all(map(self._fits, argument_types(call.target), given))
 
@@ -165,9 +170,10 @@ class Calls:
             case "number" if isinstance(value, int):
                 return int(float(value)) == value  # it goes as a double
             case _:
-                return kind in PASSED_AS and not _has_nodes(value) and not _is_complex(value)
+                return kind in PASSED_AS and not has_nodes(value) and not _is_complex(value)
 
-    def _shim(self, call: Call, symbol: str) -> None:
+    def shim(self, call: Call, symbol: str) -> None:
+        """Call one of torch's C functions."""
         frame, values = self.frame, self.values
         passed: list[str] = []
         if call.out is not None:
@@ -180,12 +186,23 @@ class Calls:
             slots = [frame.new_handle() for _ in range(returns_of(call.target))]
             passed += [f"ptr {frame.handle_at(slot)}" for slot in slots]
         frame.unlock()  # they take their time
-        code = frame.call("i32", symbol, *passed)
-        # What fails is done again by Python, which raises what eager raises, or does it.
-        with frame.unless(frame.is_zero(code)):
-            self._again(self._python(call), slots)
+        self.check(frame.call("i32", symbol, *passed), call, slots)
         if slots:
             values.places[call.name] = Handle(slots[0]) if len(slots) == 1 else Parts(tuple(slots))
+
+    def dispatch(self, call: Call) -> None:
+        """Call an operator by its name."""
+        code, slots = Dispatch(self.frame, self.values, self.integer).call(call)
+        self.check(code, call, slots)
+        if len(slots) == 1 and call.parts is None:
+            self.values.places[call.name] = Handle(slots[0])
+        elif call.out is None:
+            self.values.places[call.name] = Parts(tuple(slots))
+
+    def check(self, code: str, call: Call, slots: list[int]) -> None:
+        """What fails is done again by Python, which raises what eager raises, or does it."""
+        with self.frame.unless(self.frame.is_zero(code)):
+            self._again(self._python(call), slots)
 
     def _again(self, result: str, slots: list[int]) -> None:
         """Put what Python returned where the C function would have put it."""
@@ -213,9 +230,9 @@ class Calls:
             case "Tensor":
                 return [f"ptr {self.values.handle(value.name)}"]
             case "int":
-                return [f"i64 {self._integer(value)}"]
+                return [f"i64 {self.integer(value)}"]
             case "float" | "number":
-                return [f"double {_double(value)}"]
+                return [f"double {double(value)}"]
             case "bool":
                 return [f"i32 {int(value)}"]
             case "str":
@@ -229,7 +246,8 @@ class Calls:
             case _:
                 return ["ptr null", "i64 0"]  # an empty list
 
-    def _integer(self, value: Any) -> str:
+    def integer(self, value: Any) -> str:
+        """A number of the program, known or in a register."""
         if not isinstance(value, fx.Node):
             return str(int(value))
         place = self.values.places[value.name]
@@ -241,11 +259,16 @@ class Calls:
             return self.frame.numbers([int(value) for value in values])
         room = self.frame.room(len(values))
         for number, value in enumerate(values):
-            self.frame.put("i64", self._integer(value), room, number)
+            self.frame.put("i64", self.integer(value), room, number)
         return room
 
 
-def _has_nodes(value: Any) -> bool:
+def _is_quick(call: Call) -> bool:
+    """Whether it is one of a library's, which do nothing when they fail: Python may try again."""
+    return isinstance(call.target, OpOverload) and call.target.namespace in LIBRARIES
+
+
+def has_nodes(value: Any) -> bool:
     found: list[fx.Node] = []
     fx.map_arg(value, found.append)
     return bool(found)
@@ -255,7 +278,7 @@ def _is_complex(value: Any) -> bool:
     return isinstance(value, complex)
 
 
-def _double(value: float) -> str:
+def double(value: float) -> str:
     """A number as LLVM writes it exactly."""
     (bits,) = struct.unpack("<Q", struct.pack("<d", float(value)))
     return f"0x{bits:016X}"

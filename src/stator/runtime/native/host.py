@@ -60,11 +60,13 @@ def write_host(
 
     `kernels` are the symbols of its kernels; `annotate(error, step)` is called when one fails.
     """
-    return _Host(plan, memory, kernels, annotate).write()
+    return Host(plan, memory, kernels, annotate).write()
 
 
 @dataclass(slots=True)
-class _Host:
+class Host:
+    """Writes the host program of a plan."""
+
     plan: Plan
     memory: Memory
     kernels: Mapping[Kernel, str]
@@ -82,15 +84,7 @@ class _Host:
         frame = self.frame
         for name in self.plan.inputs:
             self.values.places[name] = Object(frame.new_object())
-        for symbol, shown in self.plan.sizes.items():
-            self._size(symbol, shown)
-        if self.memory.offsets:
-            self._open_arena()
-        if any(isinstance(step, Launch | Together) for step in self.plan.steps):
-            self._count_threads()
-        for number, step in enumerate(self.plan.steps):
-            frame.step = number
-            self._step(step)
+        self.write_steps()
         result = self._outputs()
         if self.memory.offsets:
             frame.call("void", "stator_arena_give", "ptr %arena")
@@ -99,9 +93,25 @@ class _Host:
         text = self._assembled()  # it refers to one object more
         return HostProgram(text, tuple(frame.table))
 
+    def write_steps(self) -> None:
+        """The sizes, the arena, and all steps."""
+        self.read_sizes()
+        if self.memory.offsets:
+            self._open_arena()
+        if any(isinstance(step, Launch | Together) for step in self.plan.steps):
+            self._count_threads()
+        for number, step in enumerate(self.plan.steps):
+            self.frame.step = number
+            self._step(step)
+
     # --- entry ---
 
-    def _size(self, symbol: str, shown: Shown) -> None:
+    def read_sizes(self) -> None:
+        """Read every size that varies from the inputs."""
+        for symbol, shown in self.plan.sizes.items():
+            self.read_size(symbol, shown)
+
+    def read_size(self, symbol: str, shown: Shown) -> None:
         """Read a size from an input, under the symbol's name."""
         frame = self.frame
         if shown.source is None:
@@ -153,7 +163,7 @@ class _Host:
             case Number():
                 self.values.places[step.name] = Numeric(self.frame.index(step.index))
             case Require():
-                self._require(step)
+                self.require(step)
             case Free():
                 self._free(step.names)
 
@@ -175,7 +185,7 @@ class _Host:
             f"i32 {self._threads(step.work)}",
         ]
         self._unlock_for(step.work)
-        self.frame.call("void", self.kernels[step.nameless], *given)
+        self.call_kernel(step.nameless, given)
 
     def _launch_together(self, step: Together) -> None:
         """A table of addresses and sizes, one line for each launch."""
@@ -190,8 +200,11 @@ class _Host:
         threads = self._threads(step.work)
         self._unlock_for(step.work)
         count = len(step.launches)
-        symbol = self.kernels[step.nameless]
-        frame.call("void", symbol, f"ptr {room}", f"i64 {count}", f"i32 {threads}")
+        self.call_kernel(step.nameless, [f"ptr {room}", f"i64 {count}", f"i32 {threads}"])
+
+    def call_kernel(self, kernel: Kernel, given: list[str]) -> None:
+        """Call a kernel by its symbol."""
+        self.frame.call("void", self.kernels[kernel], *given)
 
     def _threads(self, work: Index) -> str:
         """How many threads a kernel runs on: below the break-even one."""
@@ -205,7 +218,8 @@ class _Host:
         if work.constant is None or work.constant >= LONG:
             self.frame.unlock()
 
-    def _require(self, step: Require) -> None:
+    def require(self, step: Require) -> None:
+        """Raise an error if a flag is set."""
         frame = self.frame
         place = self.values.places[step.flag]
         if isinstance(place, Planned) and place.made.dtype is torch.int32:

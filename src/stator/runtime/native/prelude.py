@@ -72,8 +72,17 @@ def load_prelude(data: bytes) -> dict[str, int]:
 
 
 def prelude_text() -> str:
-    """LLVM text of the prelude for this system."""
-    text = files(__package__).joinpath("prelude.ll").read_text()
+    """LLVM text of all that programs share which Python runs, for this system."""
+    return memory_text() + _filled("python.ll")
+
+
+def memory_text() -> str:
+    """LLVM text of the pool and the arenas, which need no Python."""
+    return _filled("memory.ll")
+
+
+def _filled(name: str) -> str:
+    text = files(__package__).joinpath(name).read_text()
     parts = {
         "{WRAP}": WRAP_TENSOR,
         "{TENSOR}": TENSOR_IN_OBJECT,

@@ -59,7 +59,15 @@ class Parts:
     slots: tuple[int, ...]
 
 
-Place: TypeAlias = Object | Handle | Planned | Look | Numeric | Parts
+@dataclass(frozen=True, slots=True)
+class Borrowed:
+    """A tensor that somebody else holds, in a row of handles."""
+
+    row: str  # the row's register
+    number: int
+
+
+Place: TypeAlias = Object | Handle | Planned | Look | Numeric | Parts | Borrowed
 Layouts: TypeAlias = Mapping[str, tuple[tuple[Index, ...], torch.dtype]]
 
 
@@ -255,6 +263,9 @@ class Values:
                 return frame.w.let(f"getelementptr i8, ptr {held}, i64 {TENSOR_IN_OBJECT}")
             case Handle(slot):
                 return frame.load_handle(slot)
+            case Borrowed(row, number):
+                place = frame.w.let(f"getelementptr ptr, ptr {row}, i64 {number}")
+                return frame.w.let(f"load ptr, ptr {place}")
             case Planned() | Look():
                 return frame.load_handle(self.view(name))
             case other:
@@ -317,7 +328,7 @@ class Values:
                 return Reference(frame.load_object(slot))
             case Numeric(value):
                 return self.number(value)
-            case Handle() | Planned() | Look():
+            case Handle() | Planned() | Look() | Borrowed():
                 return self.wrapped(self.handle(name))
             case Parts(slots):
                 parts = [self.wrapped(frame.load_handle(slot)) for slot in slots]

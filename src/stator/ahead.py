@@ -1,0 +1,131 @@
+"""Compile ahead of time: `aot_compile(model, args, options={"output_path": "model.pt2"})`."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import fx
+from torch.export import ExportedProgram, export
+
+from stator.core.events import start_compilation
+from stator.errors import CompileError, OptionError
+from stator.options import Options, read_options
+from stator.package.build import write_archive, write_file, write_shared
+from stator.package.library import Library, write_library
+from stator.package.link import LINKERS, find_linker
+from stator.package.program import Exported, library_graph
+from stator.package.tables import LEVELS
+from stator.pipeline import make_tools, plan_library, prepare
+
+_OURS: Final = ("output_path", "levels", "linker")
+# What these make is bound to one process, or opaque: it cannot lie in a file.
+_BOUND: Final = (
+    "pack_linear",
+    "pack_convolution",
+    "int8_linear",
+    "int8_convolution",
+    "int8_weight_only",
+)
+
+
+def aot_compile(
+    model: torch.nn.Module | fx.GraphModule | ExportedProgram,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    options: Mapping[str, Any] | None = None,
+) -> str:
+    """Compile a model ahead of time; the path of what was written.
+
+    `output_path` ending in `.pt2` gives a package, `.so` a library alone.  Further options:
+    `levels`, of x86-64, that it has kernels for (1, 3 with AVX2, 4 with AVX-512); `linker`, False
+    for a package without a linked library; and those of `stator.Options`.  `dynamic_shapes` are
+    those of torch.export.
+    """
+    given = dict(options or {})
+    path, levels, linker = _own_options(given)
+    chosen = read_options(None, {key: v for key, v in given.items() if key not in _OURS})
+    if isinstance(model, ExportedProgram):
+        program = model
+    else:
+        module = model if isinstance(model, torch.nn.Module) else _as_module(model)
+        program = export(module, args, dict(kwargs or {}), dynamic_shapes=dynamic_shapes)
+    library = compile_library(program, chosen, levels)
+    if path.suffix == ".so":
+        if linker is None:
+            raise CompileError(
+                "link",
+                f"there is no linker on this machine ({', '.join(LINKERS)})",
+                hint="give a path that ends in .pt2: a package needs none",
+            )
+        return write_file(path, lambda part: write_shared(part, library, linker))
+    return write_file(path, lambda part: write_archive(part, library, linker, levels))
+
+
+def compile_fx_aot(
+    module: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+) -> str:
+    """`aot_compile` for a graph that takes its inputs one by one."""
+    return aot_compile(module, tuple(example_inputs), options=options)
+
+
+def compile_library(
+    program: ExportedProgram, options: Options, levels: Sequence[int] = tuple(LEVELS)
+) -> Library:
+    """All that a library of an exported program is linked of."""
+    options = replace(
+        options,
+        skip=(*options.skip, *_BOUND),
+        pack_weights=False,
+        strict=True,
+        memory_budget=1.0,
+        memory_limit=None,
+    )
+    exported = Exported.of(program)
+    weights = frozenset(exported.constants) if options.freezing else frozenset()
+    tools = make_tools(options, start_compilation(), (), weights)
+    run = prepare(program.graph_module, [], tools)
+    graph = library_graph(exported, run, tools)
+    return write_library(exported, graph, plan_library(graph.module, tools.ctx), levels)
+
+
+def _own_options(given: Mapping[str, Any]) -> tuple[Path, tuple[int, ...], str | None]:
+    where = given.get("output_path")
+    if where is None:
+        folder = tempfile.mkdtemp(prefix="stator-")
+        where = os.path.join(folder, "model.pt2")
+    path = Path(where)
+    if path.suffix not in (".pt2", ".so"):
+        raise OptionError(
+            f"output_path cannot be {str(where)!r}",
+            hint="it ends in .pt2 for a package, or in .so for a library alone",
+        )
+    levels = tuple(sorted(set(given.get("levels", LEVELS))))
+    if not levels or set(levels) - set(LEVELS):
+        raise OptionError(f"levels cannot be {levels}", hint=f"give some of {tuple(LEVELS)}")
+    if platform.machine() != "x86_64" or not sys.platform.startswith("linux"):
+        raise CompileError(
+            "package", f"packages are for Linux on x86-64, not {sys.platform}/{platform.machine()}"
+        )
+    return path, levels, find_linker() if given.get("linker", True) else None
+
+
+def _as_module(function: Any) -> torch.nn.Module:
+    class Called(torch.nn.Module):
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            """The function."""
+            return function(*args, **kwargs)
+
+    return Called()

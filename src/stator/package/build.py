@@ -1,0 +1,107 @@
+"""Files of a library: the library alone, or a package with its weights beside it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from stator.package.archive import FORMAT, MODEL, PAGE, write_package
+from stator.package.library import Library
+from stator.package.link import link
+from stator.package.program import TENSOR
+from stator.package.tables import MARK
+
+# Torch's loader finds the metadata by the name of a source file.
+_NO_SOURCE: Final = b"// There is no C++ behind this library: its machine code comes from LLVM.\n"
+
+
+def write_file(path: Path, write: Callable[[Path], None]) -> str:
+    """Write a file under another name first: what is there stays until the new one is whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    part = Path(name)
+    try:
+        write(part)
+        part.chmod(0o644)
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    return str(path)
+
+
+def write_shared(path: Path, library: Library, linker: str) -> None:
+    """Machine code, the weights from a page on, and where they begin."""
+    code = link(linker, [library.code.host, *library.code.kernels.values()])
+    with path.open("wb") as out:
+        out.write(code)
+        if library.code.blob.size:
+            out.write(bytes(-len(code) % PAGE))
+            start = out.tell()
+            for chunk in library.code.blob.chunks():
+                out.write(chunk)
+            out.write(MARK.to_bytes(8, "little") + start.to_bytes(8, "little"))
+
+
+def write_archive(path: Path, library: Library, linker: str | None, levels: Sequence[int]) -> None:
+    """A package: with a library, or where there is no linker with what it would be linked of."""
+    metadata = b'{"AOTI_DEVICE_KEY": "cpu"}'
+    files = {
+        f"{MODEL}/model.wrapper_metadata.json": metadata,
+        f"{MODEL}/model.wrapper.cpp": _NO_SOURCE,
+    }
+    if linker is not None:
+        code = link(linker, [library.code.host, *library.code.kernels.values()])
+        files[f"{MODEL}/model.wrapper.so"] = code
+    else:
+        files[f"{MODEL}/model.o"] = library.code.host
+        files |= {f"{MODEL}/kernels_{n}.o": code for n, code in library.code.kernels.items()}
+    write_package(path, manifest_of(library, levels), files, library.code.blob.chunks())
+
+
+def manifest_of(library: Library, levels: Sequence[int]) -> dict[str, Any]:
+    """What a package tells of itself."""
+    return {
+        "format": FORMAT,
+        "stator": version("stator"),
+        "torch": torch.__version__,
+        "system": "linux",
+        "machine": "x86_64",
+        "device": "cpu",
+        "levels": list(levels),
+        "in_spec": library.names.in_spec,
+        "out_spec": library.names.out_spec,
+        "inputs": [
+            {
+                "name": given.name,
+                "dtype": str(given.dtype).removeprefix("torch."),
+                "size": list(map(_shown, given.size, given.ranges)),
+            }
+            for given in library.inputs
+        ],
+        "arguments": [["tensor"] if one is TENSOR else ["fixed", one] for one in library.given],
+        "outputs": list(library.outputs),
+        "constants": [
+            {
+                "name": one.name,
+                "dtype": str(one.dtype).removeprefix("torch."),
+                "size": list(one.size),
+                "stride": list(one.stride),
+                "offset": one.offset,
+                "bytes": one.bytes,
+                "folded": one.is_folded,
+            }
+            for one in library.code.held
+        ],
+    }
+
+
+def _shown(size: Any, span: tuple[int, int]) -> Any:
+    return size.constant if size.constant is not None else [str(size), *span]

@@ -1,0 +1,444 @@
+; The constants of a container: sets of them on a blob that is a file in memory, or given by others.
+;
+; A set is one piece of memory: a handle for each constant, then the address of each one's data.
+
+%constant = type { ptr, i64, i64, i32, i32, i32, i32, ptr, ptr }
+; name, place in the blob, bytes; type, kind, dimensions, whether it was folded; sizes, strides
+%mapping = type { ptr, i64, i64 }  ; start and bytes of a file in memory, tensors that are on it
+%pair = type { ptr, ptr }  ; name and tensor
+
+declare i32 @strcmp(ptr, ptr) nonlazybind
+declare i32 @open(ptr, i32, ...) nonlazybind
+declare i32 @close(i32) nonlazybind
+declare i64 @lseek(i32, i64, i32) nonlazybind
+declare i32 @aoti_torch_new_tensor_handle(ptr, ptr) nonlazybind
+
+; --- sets of constants ---
+
+define internal ptr @new_set() {
+  %count = load i64, ptr @constant_count
+  %words = mul i64 %count, 2
+  %more = add i64 %words, 1
+  %set = call ptr @calloc(i64 %more, i64 8)
+  ret ptr %set
+}
+
+define internal void @free_set(ptr %set) {
+  %none = icmp eq ptr %set, null
+  br i1 %none, label %done, label %drop
+drop:
+  %count = load i64, ptr @constant_count
+  call void @stator_drop_handles(ptr %set, i64 %count)
+  call void @free(ptr %set)
+  br label %done
+done:
+  ret void
+}
+
+; Write the addresses of all data behind the handles.
+define internal void @note_addresses(ptr %set) {
+entry:
+  %count = load i64, ptr @constant_count
+  br label %head
+head:
+  %i = phi i64 [ 0, %entry ], [ %next, %body ]
+  %more = icmp slt i64 %i, %count
+  br i1 %more, label %body, label %done
+body:
+  %handle_at = getelementptr ptr, ptr %set, i64 %i
+  %handle = load ptr, ptr %handle_at
+  %behind = add i64 %count, %i
+  %data_at = getelementptr ptr, ptr %set, i64 %behind
+  call i32 @torch_get_mutable_data_ptr(ptr %handle, ptr %data_at)
+  %next = add i64 %i, 1
+  br label %head
+done:
+  ret void
+}
+
+; Torch lets go of a tensor on a mapping; the last one takes the mapping along.
+define internal void @leave_mapping(ptr %data, ptr %mapping) {
+  %left_at = getelementptr %mapping, ptr %mapping, i64 0, i32 2
+  %before = atomicrmw sub ptr %left_at, i64 1 acq_rel
+  %last = icmp eq i64 %before, 1
+  br i1 %last, label %unmap, label %done
+unmap:
+  %start = load ptr, ptr %mapping
+  %bytes_at = getelementptr %mapping, ptr %mapping, i64 0, i32 1
+  %bytes = load i64, ptr %bytes_at
+  call i32 @munmap(ptr %start, i64 %bytes)
+  call void @free(ptr %mapping)
+  br label %done
+done:
+  ret void
+}
+
+; A set of constants as they lie in a blob, which %mapping owns (null: somebody else does).
+define internal ptr @set_on_blob(ptr %blob, ptr %mapping) {
+entry:
+  %set = call ptr @new_set()
+  %count = load i64, ptr @constant_count
+  %owned = icmp ne ptr %mapping, null
+  %deleter = select i1 %owned, ptr @leave_mapping, ptr null
+  br label %head
+head:
+  %i = phi i64 [ 0, %entry ], [ %next, %after ]
+  %more = icmp slt i64 %i, %count
+  br i1 %more, label %body, label %done
+body:
+  %it = getelementptr %constant, ptr @constants, i64 %i
+  %place_at = getelementptr %constant, ptr %it, i64 0, i32 1
+  %place = load i64, ptr %place_at
+  %data = getelementptr i8, ptr %blob, i64 %place
+  %dtype_at = getelementptr %constant, ptr %it, i64 0, i32 3
+  %dtype = load i32, ptr %dtype_at
+  %dims_at = getelementptr %constant, ptr %it, i64 0, i32 5
+  %few_dims = load i32, ptr %dims_at
+  %dims = sext i32 %few_dims to i64
+  %sizes_at = getelementptr %constant, ptr %it, i64 0, i32 7
+  %sizes = load ptr, ptr %sizes_at
+  %strides_at = getelementptr %constant, ptr %it, i64 0, i32 8
+  %strides = load ptr, ptr %strides_at
+  %slot = getelementptr ptr, ptr %set, i64 %i
+  %code = call i32 @torch_from_blob(ptr %data, i64 %dims, ptr %sizes, ptr %strides, i64 0, i32 %dtype, i32 0, i32 -1, ptr %slot, i32 0, ptr null, i64 0, ptr %deleter, ptr %mapping)
+  %good = icmp eq i32 %code, 0
+  br i1 %good, label %count_one, label %fail
+count_one:
+  br i1 %owned, label %hold, label %after
+hold:
+  %left_at = getelementptr %mapping, ptr %mapping, i64 0, i32 2
+  atomicrmw add ptr %left_at, i64 1 acq_rel
+  br label %after
+after:
+  %next = add i64 %i, 1
+  br label %head
+fail:
+  call void @free_set(ptr %set)
+  ret ptr null
+done:
+  call void @note_addresses(ptr %set)
+  ret ptr %set
+}
+
+@cannot_open = text "the file of weights cannot be opened"
+@cannot_map = text "the file of weights cannot be mapped"
+@too_short = text "the file of weights is cut short"
+
+; The blob at %offset of a file, in memory; null: it is not there, and the message says why.
+define internal ptr @map_file(ptr %path, i64 %offset) {
+  %bytes = load i64, ptr @blob_bytes
+  %file = call i32 (ptr, i32, ...) @open(ptr %path, i32 524288)  ; to read, closed in children
+  %bad = icmp slt i32 %file, 0
+  br i1 %bad, label %not_open, label %measure
+measure:
+  %length = call i64 @lseek(i32 %file, i64 0, i32 2)
+  %needed = add i64 %offset, %bytes
+  %enough = icmp sge i64 %length, %needed
+  br i1 %enough, label %map, label %short
+map:
+  %start = call ptr @mmap(ptr null, i64 %bytes, i32 3, i32 2, i32 %file, i64 %offset)
+  call i32 @close(i32 %file)
+  %address = ptrtoint ptr %start to i64
+  %failed = icmp eq i64 %address, -1
+  br i1 %failed, label %not_mapped, label %note
+note:
+  %mapping = call ptr @calloc(i64 1, i64 24)
+  store ptr %start, ptr %mapping
+  %bytes_at = getelementptr %mapping, ptr %mapping, i64 0, i32 1
+  store i64 %bytes, ptr %bytes_at
+  %left_at = getelementptr %mapping, ptr %mapping, i64 0, i32 2
+  store i64 1, ptr %left_at
+  ret ptr %mapping
+not_open:
+  call i32 @say_of(ptr %path, ptr @cannot_open)
+  ret ptr null
+not_mapped:
+  call i32 @say_of(ptr %path, ptr @cannot_map)
+  ret ptr null
+short:
+  call i32 @close(i32 %file)
+  call i32 @say_of(ptr %path, ptr @too_short)
+  ret ptr null
+}
+
+; --- other constants ---
+
+@no_constant = text "the program has no constant of that name"
+@not_given = text "the constant is missing, and all were asked for"
+@other_type_text = text "the constant is of another type"
+@other_size_text = text "the constant is of another size"
+@other_stride_text = text "the constant has other strides, and its memory cannot be used as it is"
+
+; The number of a constant; -1: there is none of that name.
+define internal i64 @constant_named(ptr %name) {
+entry:
+  %count = load i64, ptr @constant_count
+  br label %head
+head:
+  %i = phi i64 [ 0, %entry ], [ %next, %body ]
+  %more = icmp slt i64 %i, %count
+  br i1 %more, label %body, label %none
+body:
+  %it = getelementptr %constant, ptr @constants, i64 %i
+  %its_name = load ptr, ptr %it
+  %differs = call i32 @strcmp(ptr %its_name, ptr %name)
+  %same = icmp eq i32 %differs, 0
+  %next = add i64 %i, 1
+  br i1 %same, label %found, label %head
+found:
+  ret i64 %i
+none:
+  ret i64 -1
+}
+
+; Whether two rows of numbers are equal.
+define internal i1 @same_numbers(ptr %first, ptr %second, i64 %count) {
+entry:
+  br label %head
+head:
+  %i = phi i64 [ 0, %entry ], [ %next, %body ]
+  %more = icmp slt i64 %i, %count
+  br i1 %more, label %body, label %same
+body:
+  %first_at = getelementptr i64, ptr %first, i64 %i
+  %second_at = getelementptr i64, ptr %second, i64 %i
+  %one = load i64, ptr %first_at
+  %other = load i64, ptr %second_at
+  %equal = icmp eq i64 %one, %other
+  %next = add i64 %i, 1
+  br i1 %equal, label %head, label %differs
+same:
+  ret i1 true
+differs:
+  ret i1 false
+}
+
+; A constant of somebody's tensor, into %slot: that tensor itself, or a copy that lies as ours did.
+define internal i32 @take_constant(i64 %number, ptr %tensor, ptr %slot, i1 %itself) {
+entry:
+  %word = alloca i64
+  %list_at = alloca ptr
+  %it = getelementptr %constant, ptr @constants, i64 %number
+  %name = load ptr, ptr %it
+  %dtype_at = getelementptr %constant, ptr %it, i64 0, i32 3
+  %dtype = load i32, ptr %dtype_at
+  %dims_at = getelementptr %constant, ptr %it, i64 0, i32 5
+  %few_dims = load i32, ptr %dims_at
+  %dims = sext i32 %few_dims to i64
+  %sizes_at = getelementptr %constant, ptr %it, i64 0, i32 7
+  %sizes = load ptr, ptr %sizes_at
+  %strides_at = getelementptr %constant, ptr %it, i64 0, i32 8
+  %strides = load ptr, ptr %strides_at
+  call i32 @aoti_torch_get_dtype(ptr %tensor, ptr %word)
+  %its_type = load i32, ptr %word
+  %same_type = icmp eq i32 %its_type, %dtype
+  br i1 %same_type, label %rank, label %bad_type
+bad_type:
+  %type_code = call i32 @say_of(ptr %name, ptr @other_type_text)
+  ret i32 %type_code
+rank:
+  call i32 @aoti_torch_get_dim(ptr %tensor, ptr %word)
+  %its_dims = load i64, ptr %word
+  %same_dims = icmp eq i64 %its_dims, %dims
+  br i1 %same_dims, label %size, label %bad_size
+size:
+  call i32 @aoti_torch_get_sizes(ptr %tensor, ptr %list_at)
+  %its_sizes = load ptr, ptr %list_at
+  %same_size = call i1 @same_numbers(ptr %its_sizes, ptr %sizes, i64 %dims)
+  br i1 %same_size, label %how, label %bad_size
+bad_size:
+  %size_code = call i32 @say_of(ptr %name, ptr @other_size_text)
+  ret i32 %size_code
+how:
+  br i1 %itself, label %stride, label %copy
+stride:
+  call i32 @aoti_torch_get_strides(ptr %tensor, ptr %list_at)
+  %its_strides = load ptr, ptr %list_at
+  %same_stride = call i1 @same_numbers(ptr %its_strides, ptr %strides, i64 %dims)
+  br i1 %same_stride, label %share, label %bad_stride
+bad_stride:
+  %stride_code = call i32 @say_of(ptr %name, ptr @other_stride_text)
+  ret i32 %stride_code
+share:
+  %shared = call i32 @aoti_torch_new_tensor_handle(ptr %tensor, ptr %slot)
+  ret i32 %shared
+copy:
+  %made = call i32 @aoti_torch_empty_strided(i64 %dims, ptr %sizes, ptr %strides, i32 %dtype, i32 0, i32 0, ptr %slot)
+  %is_made = icmp eq i32 %made, 0
+  br i1 %is_made, label %fill, label %fail
+fill:
+  %fresh = load ptr, ptr %slot
+  %code = call i32 @aoti_torch_copy_(ptr %fresh, ptr %tensor, i32 0)
+  %copied = icmp eq i32 %code, 0
+  br i1 %copied, label %done, label %fail
+done:
+  ret i32 0
+fail:
+  call void @stator_step_failed(ptr %name)
+  ret i32 1
+}
+
+; A set with some constants given; the others are those of %base, unless all must be given.
+define internal ptr @set_of_pairs(ptr %base, ptr %pairs, i64 %pair_count, i1 %full, i1 %itself) {
+entry:
+  %set = call ptr @new_set()
+  %count = load i64, ptr @constant_count
+  br label %given_head
+given_head:
+  %i = phi i64 [ 0, %entry ], [ %next_i, %taken ]
+  %more = icmp slt i64 %i, %pair_count
+  br i1 %more, label %given, label %rest_head
+given:
+  %pair = getelementptr %pair, ptr %pairs, i64 %i
+  %name = load ptr, ptr %pair
+  %tensor_at = getelementptr %pair, ptr %pair, i64 0, i32 1
+  %tensor = load ptr, ptr %tensor_at
+  %number = call i64 @constant_named(ptr %name)
+  %known = icmp sge i64 %number, 0
+  br i1 %known, label %take, label %unknown
+unknown:
+  call i32 @say_of(ptr %name, ptr @no_constant)
+  br label %fail
+take:
+  %slot = getelementptr ptr, ptr %set, i64 %number
+  call void @stator_drop_handle(ptr %slot)
+  %code = call i32 @take_constant(i64 %number, ptr %tensor, ptr %slot, i1 %itself)
+  %good = icmp eq i32 %code, 0
+  br i1 %good, label %taken, label %fail
+taken:
+  %next_i = add i64 %i, 1
+  br label %given_head
+rest_head:
+  %k = phi i64 [ 0, %given_head ], [ %next_k, %kept ]
+  %left = icmp slt i64 %k, %count
+  br i1 %left, label %rest, label %done
+rest:
+  %own_at = getelementptr ptr, ptr %set, i64 %k
+  %own = load ptr, ptr %own_at
+  %has_own = icmp ne ptr %own, null
+  br i1 %has_own, label %kept, label %old
+old:
+  br i1 %full, label %missing, label %keep
+missing:
+  %it = getelementptr %constant, ptr @constants, i64 %k
+  %its_name = load ptr, ptr %it
+  call i32 @say_of(ptr %its_name, ptr @not_given)
+  br label %fail
+keep:
+  %base_at = getelementptr ptr, ptr %base, i64 %k
+  %base_handle = load ptr, ptr %base_at
+  call i32 @aoti_torch_new_tensor_handle(ptr %base_handle, ptr %own_at)
+  br label %kept
+kept:
+  %next_k = add i64 %k, 1
+  br label %rest_head
+fail:
+  call void @free_set(ptr %set)
+  ret ptr null
+done:
+  call void @note_addresses(ptr %set)
+  ret ptr %set
+}
+
+; --- std::unordered_map<std::string, at::Tensor*>, as libstdc++ has it ---
+;
+; map: buckets, how many, first node, size.  node: next, string (data, length, 16 bytes), value, hash.
+
+declare ptr @_Znwm(i64) nonlazybind  ; operator new
+declare i64 @_ZSt11_Hash_bytesPKvmm(ptr, i64, i64) nonlazybind
+
+; The names and tensors of a map, as an array to be freed.
+define internal ptr @pairs_of_map(ptr %map, ptr %count_at) {
+entry:
+  %size_at = getelementptr i64, ptr %map, i64 3
+  %size = load i64, ptr %size_at
+  store i64 %size, ptr %count_at
+  %room = add i64 %size, 1
+  %pairs = call ptr @calloc(i64 %room, i64 16)
+  %first_at = getelementptr ptr, ptr %map, i64 2
+  %first = load ptr, ptr %first_at
+  br label %head
+head:
+  %node = phi ptr [ %first, %entry ], [ %next, %body ]
+  %i = phi i64 [ 0, %entry ], [ %next_i, %body ]
+  %end = icmp eq ptr %node, null
+  br i1 %end, label %done, label %body
+body:
+  %next = load ptr, ptr %node
+  %name_at = getelementptr ptr, ptr %node, i64 1
+  %name = load ptr, ptr %name_at
+  %value_at = getelementptr ptr, ptr %node, i64 5
+  %value = load ptr, ptr %value_at
+  %pair = getelementptr %pair, ptr %pairs, i64 %i
+  store ptr %name, ptr %pair
+  %tensor_at = getelementptr %pair, ptr %pair, i64 0, i32 1
+  store ptr %value, ptr %tensor_at
+  %next_i = add i64 %i, 1
+  br label %head
+done:
+  ret ptr %pairs
+}
+
+; Put a name and a tensor into a map that has neither.
+define internal void @put_into_map(ptr %map, ptr %name, ptr %value) {
+entry:
+  %length = call i64 @strlen(ptr %name)
+  %node = call ptr @_Znwm(i64 56)
+  %data_at = getelementptr ptr, ptr %node, i64 1
+  %length_at = getelementptr i64, ptr %node, i64 2
+  %local = getelementptr i8, ptr %node, i64 24
+  %with_end = add i64 %length, 1
+  %short = icmp slt i64 %length, 16
+  br i1 %short, label %fill, label %long
+long:
+  %far = call ptr @_Znwm(i64 %with_end)
+  store i64 %length, ptr %local  ; how much there is room for
+  br label %fill
+fill:
+  %data = phi ptr [ %local, %entry ], [ %far, %long ]
+  store ptr %data, ptr %data_at
+  store i64 %length, ptr %length_at
+  call ptr @memcpy(ptr %data, ptr %name, i64 %with_end)
+  %value_at = getelementptr ptr, ptr %node, i64 5
+  store ptr %value, ptr %value_at
+  %hash = call i64 @_ZSt11_Hash_bytesPKvmm(ptr %name, i64 %length, i64 3339675911)
+  %hash_at = getelementptr i64, ptr %node, i64 6
+  store i64 %hash, ptr %hash_at
+  %buckets = load ptr, ptr %map
+  %bucket_count_at = getelementptr i64, ptr %map, i64 1
+  %bucket_count = load i64, ptr %bucket_count_at
+  %number = urem i64 %hash, %bucket_count
+  %bucket = getelementptr ptr, ptr %buckets, i64 %number
+  %before = load ptr, ptr %bucket
+  %used = icmp ne ptr %before, null
+  br i1 %used, label %behind, label %front
+behind:
+  %following = load ptr, ptr %before
+  store ptr %following, ptr %node
+  store ptr %node, ptr %before
+  br label %count
+front:
+  %first_at = getelementptr ptr, ptr %map, i64 2
+  %first = load ptr, ptr %first_at
+  store ptr %first, ptr %node
+  store ptr %node, ptr %first_at
+  store ptr %first_at, ptr %bucket
+  %alone = icmp eq ptr %first, null
+  br i1 %alone, label %count, label %relink
+relink:
+  %first_hash_at = getelementptr i64, ptr %first, i64 6
+  %first_hash = load i64, ptr %first_hash_at
+  %first_number = urem i64 %first_hash, %bucket_count
+  %first_bucket = getelementptr ptr, ptr %buckets, i64 %first_number
+  store ptr %node, ptr %first_bucket
+  br label %count
+count:
+  %size_at = getelementptr i64, ptr %map, i64 3
+  %size = load i64, ptr %size_at
+  %larger = add i64 %size, 1
+  store i64 %larger, ptr %size_at
+  ret void
+}
+
+declare i64 @strlen(ptr) nonlazybind
+declare ptr @memcpy(ptr, ptr, i64) nonlazybind

@@ -1,0 +1,383 @@
+"""A plan as a function of a library, without Python: tensors are handles, errors are texts.
+
+i32 run(constants, inputs, outputs)   rows of handles; 0, or 1 and a message for the thread
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch import fx
+
+from stator.errors import Unsupported
+from stator.loops.index import Index
+from stator.loops.ir import Kernel
+from stator.lower.sizes import Shown
+from stator.runtime.memory import Memory
+from stator.runtime.native.calls import Calls
+from stator.runtime.native.dispatch import why_not_dispatched
+from stator.runtime.native.frame import Frame
+from stator.runtime.native.host import Host
+from stator.runtime.native.values import Borrowed, Handle, Look, Parts, Planned, Values
+from stator.runtime.plan import Allocation, Call, Plan, Require
+from stator.torch_api import scalar_type
+
+_DECLARED: Final = re.compile(r"^(?:declare|define)[^@\n]*@([\w.]+)\(", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """What a program was built for: one of its inputs."""
+
+    name: str
+    dtype: torch.dtype
+    size: tuple[Index, ...]  # one that varies is a symbol, or follows from some
+    ranges: tuple[tuple[int, int], ...]  # of every dimension, both ends within
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """The inputs of a graph: which are the caller's, and which are constants."""
+
+    inputs: Mapping[str, Input]  # by the names of placeholders, in order
+    constants: Mapping[str, int]  # placeholders that are constants: their numbers
+    added: Sequence[torch.Tensor]  # constants of the graph itself; their numbers go on from there
+
+
+def write_library_host(
+    plan: Plan, memory: Memory, kernels: Mapping[Kernel, int], signature: Signature, runtime: str
+) -> str:
+    """LLVM text of a plan; `kernels` are places in a table, `runtime` is what stands before it."""
+    return _LibraryHost(plan, memory, {}, None, places=kernels, signature=signature).text(runtime)
+
+
+@dataclass(slots=True)
+class _LibraryFrame(Frame):
+    """A function without Python, and so without its lock."""
+
+    def lock(self) -> None:
+        """There is none."""
+
+    def unlock(self) -> None:
+        """There is none."""
+
+    def give_up(self) -> None:
+        """Fail with the message that was written."""
+        self.w.line("br label %said")
+
+    def insist(self, code: str) -> None:
+        """Fail with the message that was written, unless a code is 0."""
+        bad, on = self.w.name("bad"), self.w.name("on")
+        self.w.line(f"br i1 {self.is_zero(code)}, label %{on}, label %{bad}")
+        self.w.open_block(bad)
+        self.give_up()
+        self.w.open_block(on)
+
+
+@dataclass(slots=True)
+class _LibraryValues(Values):
+    """Values that are handles, all of them."""
+
+    constants: dict[int, int] = field(default_factory=dict)  # a tensor's id -> its number
+
+    def make(self, made: Allocation) -> None:
+        """A tensor that may leave the program."""
+        frame = self.frame
+        slot, data = frame.new_handle(), frame.room(1)
+        code = frame.call(
+            "i32",
+            "stator_new_tensor",
+            f"i64 {frame.index(made.elements * made.dtype.itemsize)}",
+            f"i64 {len(made.size)}",
+            f"ptr {frame.array(made.size)}",
+            f"ptr {frame.array(made.stride)}",
+            f"i32 {scalar_type(made.dtype)}",
+            f"ptr {frame.handle_at(slot)}",
+            f"ptr {data}",
+        )
+        frame.require_memory(frame.is_zero(code))
+        self.places[made.name] = Handle(slot)
+        self.addresses[made.name] = frame.w.let(f"load ptr, ptr {data}")
+
+    def take(self, name: str, value: Any) -> None:
+        """A constant of the graph."""
+        self.places[name] = Borrowed("%constants", self.constants[id(value)])
+
+    def _checked_address(self, name: str) -> str:
+        frame, place = self.frame, self.places[name]
+        if isinstance(place, Borrowed) and place.row == "%constants":
+            at = frame.w.let(f"getelementptr ptr, ptr %data, i64 {place.number}")
+            return frame.w.let(f"load ptr, ptr {at}")
+        data = frame.room(1)
+        handle, written = self.handle(name), name in self.written
+        if name not in self.layouts:
+            getter = f"torch_get_{'mutable' if written else 'const'}_data_ptr"
+            frame.call("i32", getter, f"ptr {handle}", f"ptr {data}")
+            return frame.w.let(f"load ptr, ptr {data}")
+        stride, dtype = self.layouts[name]
+        layout = [f"i64 {len(stride)}", f"ptr {frame.array(stride)}"]
+        kind = f"i32 {scalar_type(dtype)}"
+        flag = f"i32 {int(written)}"
+        code = frame.call("i32", "stator_data", f"ptr {handle}", kind, *layout, flag, f"ptr {data}")
+        with frame.unless(frame.is_zero(code)):
+            if name in self.written & self.callers:
+                self.refuse(f"{name} is written to, and lies otherwise than it was built for")
+            else:
+                at, slot = self._where(name)
+                given = [f"ptr {at}", f"ptr {slot}", *layout, kind, f"ptr {data}"]
+                frame.require(frame.is_zero(frame.call("i32", "stator_lay_out", *given)))
+        return frame.w.let(f"load ptr, ptr {data}")
+
+    def _where(self, name: str) -> tuple[str, str]:
+        """Where a tensor's handle is, and a slot that owns what takes its place."""
+        frame = self.frame
+        match self.places[name]:
+            case Handle(slot):
+                return frame.handle_at(slot), frame.handle_at(slot)
+            case Borrowed(row, number):
+                at = frame.w.let(f"getelementptr ptr, ptr {row}, i64 {number}")
+                return at, frame.handle_at(frame.new_handle())
+            case other:
+                raise AssertionError(f"{name}, a {type(other).__name__}, lies as it was planned")
+
+    def refuse(self, message: str) -> None:
+        """Fail with a message of our own."""
+        self.frame.call("i32", "say", f"ptr {self.frame.text(message)}")
+        self.frame.w.line("br label %said")
+        self.frame.w.open_block(self.frame.w.name("never"))
+
+
+@dataclass(slots=True)
+class _LibraryCalls(Calls):
+    """Calls of torch's C functions, and through its dispatcher."""
+
+    def run(self, call: Call) -> None:
+        """The call; its result becomes a value."""
+        places = self.values.places
+        if call.target is operator.getitem and isinstance(places.get(call.args[0].name), Parts):
+            source = places[call.args[0].name]
+            assert isinstance(source, Parts), "it was looked at"
+            places[call.name] = Handle(self.part(source, call.args[1]))
+        elif call.symbol is not None and self.is_passable(call):
+            self.shim(call, call.symbol)
+        else:
+            self._dispatched(call)
+
+    def check(self, code: str, call: Call, slots: list[int]) -> None:
+        """What fails ends the run."""
+        self.frame.require(self.frame.is_zero(code))
+
+    def _dispatched(self, call: Call) -> None:
+        reason = why_not_dispatched(call)
+        if reason is not None:
+            where = f", {call.line}" if call.line else ""
+            raise Unsupported(
+                "package",
+                f"{call.called}{where}: {reason}",
+                hint="a library calls it without Python; compile the model without it, or replace "
+                "it by other operators",
+            )
+        self.dispatch(call)
+
+
+@dataclass(slots=True)
+class _LibraryHost(Host):
+    places: Mapping[Kernel, int] = field(default_factory=dict)
+    signature: Signature = field(default_factory=lambda: Signature({}, {}, ()))
+
+    def __post_init__(self) -> None:
+        written = frozenset(name for step in self.plan.steps for name in step.writes)
+        self.frame = _LibraryFrame()
+        count = len(self.signature.constants)
+        added = {id(value): count + i for i, value in enumerate(self.signature.added)}
+        callers = frozenset(self.plan.inputs)
+        self.values = _LibraryValues(self.frame, self.plan.layouts, written, callers)
+        self.values.constants = added
+        self.calls = _LibraryCalls(self.frame, self.values)
+
+    def text(self, runtime: str) -> str:
+        """The function, without what `runtime` declares already."""
+        for number, name in enumerate(self.signature.inputs):
+            self.values.places[name] = Borrowed("%given", number)
+        for name, number in self.signature.constants.items():
+            self.values.places[name] = Borrowed("%constants", number)
+        self._check_inputs()
+        self.write_steps()
+        self._give_outputs()
+        if self.memory.offsets:
+            self.frame.call("void", "stator_arena_give", "ptr %arena")
+        self.frame.w.line("ret i32 0")
+        self._way_out()
+        known = set(_DECLARED.findall(runtime))
+        return self._put_together(known)
+
+    # --- entry ---
+
+    def _check_inputs(self) -> None:
+        frame = self.frame
+        for number, (name, given) in enumerate(self.signature.inputs.items()):
+            sizes = [-1 if size.constant is None else size.constant for size in given.size]
+            code = frame.call(
+                "i32",
+                "stator_check_input",
+                f"ptr {self.values.handle(name)}",
+                f"i64 {number}",
+                f"ptr {frame.text(given.name)}",
+                f"i32 {scalar_type(given.dtype)}",
+                f"i64 {len(sizes)}",
+                f"ptr {frame.numbers(sizes)}",
+            )
+            _insist(frame, code)
+
+    def read_size(self, symbol: str, shown: Shown) -> None:
+        """Read a size from an input."""
+        if shown.source is not None and shown.dim is None:
+            raise Unsupported(
+                "package",
+                f"input {shown.source} is a number that varies",
+                hint="a library takes tensors; give the number as a tensor, or a fixed one",
+            )
+        super(_LibraryHost, self).read_size(symbol, shown)
+
+    def read_sizes(self) -> None:
+        """Read sizes that vary from the inputs, and check all that follows from them."""
+        super(_LibraryHost, self).read_sizes()
+        for number, (name, given) in enumerate(self.signature.inputs.items()):
+            for dim, (size, span) in enumerate(zip(given.size, given.ranges, strict=True)):
+                if size.constant is None:
+                    self._check_size(number, name, dim, size, span)
+
+    def _check_size(
+        self, number: int, name: str, dim: int, size: Index, span: tuple[int, int]
+    ) -> None:
+        """A size is what follows from the symbols, and within its bounds."""
+        frame = self.frame
+        expected = frame.index(size)
+        fixed = [f"ptr {self.values.handle(name)}", f"i64 {number}"]
+        fixed += [f"ptr {frame.text(self.signature.inputs[name].name)}", f"i64 {dim}"]
+        bounds = [f"i64 {span[0]}", f"i64 {span[1]}"]
+        _insist(frame, frame.call("i32", "stator_check_size", *fixed, *bounds))
+        both = [f"i64 {expected}", f"i64 {expected}"]
+        _insist(frame, frame.call("i32", "stator_check_size", *fixed, *both))
+
+    # --- steps ---
+
+    def call_kernel(self, kernel: Kernel, given: list[str]) -> None:
+        """Call a kernel of the level that was chosen."""
+        frame = self.frame
+        table = frame.w.let("load ptr, ptr @kernels")
+        at = frame.w.let(f"getelementptr ptr, ptr {table}, i64 {self.places[kernel]}")
+        function = frame.w.let(f"load ptr, ptr {at}")
+        frame.w.line(f"call void {function}({', '.join(given)})")
+
+    def require(self, step: Require) -> None:
+        """Fail with the step's message if a flag is set."""
+        frame, place = self.frame, self.values.places[step.flag]
+        if isinstance(place, Planned) and place.made.dtype is torch.int32:
+            broken = frame.w.let(f"load i32, ptr {self.values.address(step.flag)}")
+        else:
+            room = frame.room(1)
+            handle = self.values.handle(step.flag)
+            read = frame.call("i32", "aoti_torch_item_bool", f"ptr {handle}", f"ptr {room}")
+            frame.require(frame.is_zero(read))
+            flag = frame.w.let(f"load i8, ptr {room}")
+            broken = frame.w.let(f"zext i8 {flag} to i32")
+        with frame.unless(frame.is_zero(broken)):
+            assert isinstance(self.values, _LibraryValues), "it was made so"
+            self.values.refuse(step.message)
+
+    # --- exits ---
+
+    def _give_outputs(self) -> None:
+        """Handles for the caller; what only the program holds goes."""
+        frame = self.frame
+        given: set[int] = set()
+        for number, value in enumerate(self.plan.outputs):
+            assert isinstance(value, fx.Node), "constants are no outputs of a library"
+            place = self.values.places[value.name]
+            slot = place.slot if isinstance(place, Handle) else None
+            if isinstance(place, Planned | Look):
+                slot = self.values.view(value.name)
+            at = frame.w.let(f"getelementptr ptr, ptr %outputs, i64 {number}")
+            if slot is None or slot in given:
+                handle = self.values.handle(value.name)
+                frame.call("i32", "aoti_torch_new_tensor_handle", f"ptr {handle}", f"ptr {at}")
+                continue
+            given.add(slot)
+            frame.w.line(f"store ptr {frame.load_handle(slot)}, ptr {at}")
+        for slot in given:
+            frame.w.line(f"store ptr null, ptr {frame.handle_at(slot)}")
+        frame.call("void", "stator_drop_handles", "ptr %handles", f"i64 {frame.handles}")
+
+    def _way_out(self) -> None:
+        """Where every failure ends: with a message, and nothing held."""
+        frame = self.frame
+        w = frame.w
+        w.open_block("no_memory")
+        frame.call("i32", "say", f"ptr {frame.text('there is no memory left')}")
+        w.line("br label %said")
+        w.open_block("fail")
+        number = w.let("load i64, ptr %failed")
+        at = w.let(f"getelementptr ptr, ptr @step_names, i64 {number}")
+        name = w.let(f"load ptr, ptr {at}")
+        frame.call("void", "stator_step_failed", f"ptr {name}")
+        w.line("br label %said")
+        w.open_block("said")
+        frame.call("void", "stator_drop_handles", "ptr %handles", f"i64 {frame.handles}")
+        arena = w.let("load ptr, ptr %taken")
+        w.line(f"br i1 {frame.is_set(arena)}, label %give_back, label %gone")
+        w.open_block("give_back")
+        frame.call("void", "stator_arena_give", f"ptr {arena}")
+        w.line("br label %gone")
+        w.open_block("gone")
+        w.line("ret i32 1")
+
+    def _put_together(self, known: set[str]) -> str:
+        frame = self.frame
+        names = [self._step_name(step) for step in self.plan.steps] or [frame.text("")]
+        count, constants = len(self.signature.inputs), self._constant_count
+        row = ", ".join(f"ptr {name}" for name in names)
+        head = [
+            f"@step_names = internal constant [{len(names)} x ptr] [{row}]",
+            "define internal i32 @run(ptr %constants, ptr %inputs, ptr %outputs) {",
+            "entry:",
+            "  %taken = alloca ptr",
+            "  %failed = alloca i64",
+            f"  %handles = alloca [{max(frame.handles, 1)} x ptr]",
+            f"  %given = alloca [{max(count, 1)} x ptr]",
+            *frame.rooms,
+            "  store ptr null, ptr %taken",
+            "  store i64 0, ptr %failed",
+            f"  %data = getelementptr ptr, ptr %constants, i64 {constants}",
+            f"  call void @llvm.memset.p0.i64(ptr %handles, i8 0, i64 {8 * frame.handles}, i1 0)",
+            f"  call void @llvm.memcpy.p0.p0.i64(ptr %given, ptr %inputs, i64 {8 * count}, i1 0)",
+        ]
+        texts = [
+            f"{name} = private unnamed_addr constant {text}"
+            for text, name in frame.constants.items()
+        ]
+        declared = [
+            "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)",
+            "declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)",
+            *(line for name, line in sorted(frame.declared.items()) if name not in known),
+        ]
+        return "\n".join([*texts, *declared, *head, *frame.w.lines, "}", ""])
+
+    @property
+    def _constant_count(self) -> int:
+        return len(self.signature.constants) + len(self.signature.added)
+
+    def _step_name(self, step: Any) -> str:
+        if not isinstance(step, Call):
+            return self.frame.text(type(step).__name__)
+        return self.frame.text(step.called + (f", {step.line}" if step.line else ""))
+
+
+def _insist(frame: Frame, code: str) -> None:
+    assert isinstance(frame, _LibraryFrame), "it was made so"
+    frame.insist(code)

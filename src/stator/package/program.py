@@ -1,0 +1,251 @@
+"""An exported program as a graph that a library runs: constants, inputs, outputs, all tensors.
+
+What torch.export lifts (parameters, buffers, constants) are constants of the library.  What the
+program writes to is written within the graph; outputs that are views are made within it, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+
+from stator.aot.compile import Tools, trace_and_cut
+from stator.aot.graphs import facts_of
+from stator.aot.metadata import Mutation, OutputFact, Program, Source
+from stator.aot.subclasses import PLAIN
+from stator.aot.views import View
+from stator.core.torch_types import Flat
+from stator.errors import Unsupported
+from stator.torch_api import FakeTensorMode, guard_count
+
+_LIFTED: Final = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+_WRITTEN: Final = ("BUFFER_MUTATION", "USER_INPUT_MUTATION", "PARAMETER_MUTATION")
+TENSOR: Final = object()
+aten: Final = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A tensor that the library carries."""
+
+    name: str
+    value: torch.Tensor
+    kind: int  # by AOTInductor's numbers: 1 parameter, 2 buffer, 3 another tensor, 4 folded
+
+
+@dataclass(slots=True)
+class Exported:
+    """An exported program, taken apart: its tensors, in the order that it takes them."""
+
+    program: ExportedProgram
+    mode: FakeTensorMode
+    fakes: list[torch.Tensor] = field(default_factory=list)
+    constants: dict[int, Constant] = field(default_factory=dict)  # by place among the tensors
+    names: dict[int, str] = field(default_factory=dict)  # what the caller gives, by the same
+    places: dict[str, int] = field(default_factory=dict)  # by name
+    fixed: list[Any] = field(default_factory=list)  # all inputs; TENSOR stands for a tensor
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """What the caller gives: TENSOR, or what is fixed."""
+        specs = self.program.graph_signature.input_specs
+        pairs = zip(specs, self.fixed, strict=True)
+        return tuple(value for spec, value in pairs if spec.kind is InputKind.USER_INPUT)
+
+    @staticmethod
+    def of(program: ExportedProgram) -> Exported:
+        """Take a program apart; what a library cannot have is refused."""
+        nodes = program.graph_module.graph.find_nodes(op="placeholder")
+        values = [node.meta.get("val") for node in nodes]
+        modes = [value.fake_mode for value in values if hasattr(value, "fake_mode")]
+        found = Exported(program, modes[0] if modes else FakeTensorMode())
+        for spec, value in zip(program.graph_signature.input_specs, values, strict=True):
+            found._take(spec, value)
+        return found
+
+    def _take(self, spec: Any, value: Any) -> None:
+        name = spec.arg.name
+        if isinstance(value, torch.Tensor):
+            place = len(self.fakes)
+            self.fakes.append(value)
+            self.fixed.append(TENSOR)
+            self.places |= {name: place, str(spec.target or name): place}
+        if spec.kind in _LIFTED:
+            kind = _LIFTED.index(spec.kind) + 1
+            self.constants[place] = Constant(str(spec.target), self._lifted(spec), kind)
+        elif spec.kind is not InputKind.USER_INPUT:
+            raise Unsupported(
+                "package",
+                f"input {name} is a {spec.kind.name.lower()}",
+                hint="a library takes and holds tensors alone",
+            )
+        elif isinstance(value, torch.Tensor):
+            self.names[place] = name
+        elif isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+            raise Unsupported(
+                "package",
+                f"input {name} is a number that varies",
+                hint="a library takes tensors; give the number as a tensor, or a fixed one",
+            )
+        else:
+            self.fixed.append(getattr(spec.arg, "value", None))
+
+    def _lifted(self, spec: Any) -> torch.Tensor:
+        program, name = self.program, spec.target
+        held: Any = program.constants if name in program.constants else program.state_dict
+        value = held[name]
+        if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.device.type != "cpu":
+            raise Unsupported(
+                "package",
+                f"{name} is a {type(value).__name__} on {value.device}",
+                hint="a library holds plain tensors on the CPU",
+            )
+        plain: torch.Tensor = value.detach()
+        return plain
+
+    def flat(self, run: Flat) -> Flat:
+        """The program as a function of its tensors, which writes to what it writes to.
+
+        `run` runs its graph.
+        """
+        outputs = self.program.graph_signature.output_specs
+
+        def program(*tensors: Any) -> list[Any]:
+            stream = iter(tensors)
+            arguments = [next(stream) if value is TENSOR else value for value in self.fixed]
+            found = []
+            for spec, value in zip(outputs, run(*arguments), strict=True):
+                if spec.kind.name in _WRITTEN:
+                    tensors[self.places[str(spec.target)]].copy_(value)
+                elif spec.kind is OutputKind.USER_OUTPUT:
+                    found.append(value)
+                else:
+                    raise Unsupported("package", f"an output is a {spec.kind.name.lower()}")
+            return found
+
+        return program
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A graph whose outputs are the library's, and what outputs are no tensors."""
+
+    module: fx.GraphModule
+    inputs: tuple[str, ...]  # names of placeholders, one for each tensor
+    outputs: tuple[Any, ...]  # a number: a tensor of the graph; ["constant", value]: another
+
+
+def library_graph(exported: Exported, run: Flat, tools: Tools) -> Graph:
+    """Trace and finish the program, whose graph `run` runs."""
+    guards = guard_count(exported.mode)
+    with torch.no_grad():
+        function = exported.flat(run)
+        traced, halves = trace_and_cut(function, exported.fakes, exported.mode, tools)
+        program = facts_of(traced, halves).program
+        _refuse_odd(program)
+        if guard_count(exported.mode) != guards:
+            raise Unsupported(
+                "package",
+                "its sizes were found to obey conditions that torch.export does not know of",
+                hint="make the dimension static, or give its bounds in dynamic_shapes",
+            )
+        with exported.mode:
+            return _Finish(halves.forward, program).graph()
+
+
+def _refuse_odd(program: Program) -> None:
+    for number, fact in enumerate(program.inputs):
+        if fact.layout != PLAIN:
+            raise Unsupported("package", f"input {number} is a tensor of a class of its own")
+        if fact.mutation in (Mutation.METADATA, Mutation.COPY_AND_METADATA, Mutation.STORAGE):
+            raise Unsupported("package", f"input {number} is given another size or storage")
+
+
+@dataclass(slots=True)
+class _Finish:
+    """Puts what wrappers do behind a graph into the graph."""
+
+    module: fx.GraphModule
+    program: Program
+
+    def graph(self) -> Graph:
+        """The finished graph."""
+        graph = self.module.graph
+        output = graph.output_node()
+        values = list(output.args[0])
+        inputs = graph.find_nodes(op="placeholder")
+        with graph.inserting_before(output):
+            for value, of in zip(values, self.program.values, strict=True):
+                if of.of_input is not None:
+                    _call(graph, aten.copy_.default, (inputs[of.of_input], value))
+            found: list[Any] = []
+            for fact in self.program.outputs:
+                found.append(self._output(fact, found, values, inputs))
+        tensors = [value for value in found if isinstance(value, fx.Node)]
+        output.args = (tuple(tensors),)
+        places = iter(range(len(tensors)))
+        shown = tuple(
+            next(places) if isinstance(value, fx.Node) else ["constant", value] for value in found
+        )
+        self.module.recompile()
+        return Graph(self.module, tuple(node.name for node in inputs), shown)
+
+    def _output(
+        self, fact: OutputFact, earlier: list[Any], values: list[Any], inputs: Sequence[fx.Node]
+    ) -> Any:
+        match fact.source:
+            case Source.CONSTANT:
+                return fact.constant
+            case Source.INPUT:
+                return inputs[fact.index]
+            case Source.OUTPUT:
+                return earlier[fact.index]
+            case Source.GRAPH:
+                value = values[fact.index]
+                if isinstance(value, fx.Node) and not isinstance(
+                    value.meta.get("val"), torch.Tensor
+                ):
+                    raise Unsupported(
+                        "package",
+                        "an output is a number that varies",
+                        hint="a library returns tensors; return it as a tensor",
+                    )
+                return value
+            case Source.VIEW_OF_INPUT:
+                return self._view(inputs[fact.index], fact.view)
+            case Source.VIEW_OF_VALUE:
+                return self._view(values[fact.index], fact.view)
+
+    def _view(self, base: fx.Node, view: View | None) -> fx.Node:
+        graph = self.module.graph
+        assert view is not None, "aliasing outputs were given their views after the trace"
+        if view.template is not None:
+            raise Unsupported("package", "an output is a view of a size that varies")
+        if view.geometry is not None:
+            place = view.geometry
+            offset = base.meta["val"].storage_offset() + place.offset
+            given = (base, list(place.size), list(place.stride), offset)
+            return _call(graph, aten.as_strided.default, given)
+        node = base
+        for step in view.steps:
+            node = _call(graph, step.target, (node, *step.args), dict(step.kwargs))
+        return node
+
+
+def _call(
+    graph: fx.Graph, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
+) -> fx.Node:
+    """A node with its meta value."""
+    node = graph.call_function(target, args, kwargs or {})
+    given = fx.map_arg((args, kwargs or {}), lambda source: source.meta["val"])
+    if target is aten.copy_.default:
+        node.meta["val"] = given[0][0]
+    else:
+        node.meta["val"] = target(*given[0], **given[1])
+    return node

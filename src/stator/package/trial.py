@@ -1,0 +1,94 @@
+"""Try a package out: inputs made up from what it tells of itself, and how long calls take."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from stator.package.load import Model
+from stator.torch_api import pytree
+
+_INTEGERS: Final = ("uint8", "int8", "int16", "int32", "int64")
+
+
+def made_up_inputs(model: Model, *, vary: int = 0) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments that fit a package: normal numbers, or zeros where it takes integers.
+
+    A size that may vary is its least, or 2 if it may be that, and `vary` more.
+    """
+    tensors = iter([_made_up(told, vary) for told in model.manifest["inputs"]])
+    spec = pytree.treespec_loads(model.manifest["in_spec"])
+    fixed = iter(model.manifest["arguments"])
+    leaves = [next(tensors) if value == ["tensor"] else value[1] for value in fixed]
+    args, kwargs = pytree.tree_unflatten(leaves, spec)
+    return tuple(args), dict(kwargs)
+
+
+def _made_up(told: dict[str, Any], vary: int) -> torch.Tensor:
+    known: dict[str, int] = {}
+    size = []
+    for one in told["size"]:
+        if isinstance(one, int):
+            size.append(one)
+        else:
+            text, low, high = one
+            known.setdefault(text, min(max(2, low) + vary, high))
+            size.append(known[text])
+    dtype = getattr(torch, told["dtype"])
+    if told["dtype"] in _INTEGERS or dtype is torch.bool:
+        return torch.zeros(size, dtype=dtype)
+    return torch.randn(size).to(dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """Seconds of calls."""
+
+    first: float
+    calls: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """The middle one."""
+        return statistics.median(self.calls)
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        """Where the middle half begins and ends."""
+        low, _, high = statistics.quantiles(self.calls, n=4)
+        return low, high
+
+
+def timed(call: Callable[[], Any], seconds: float, tick: Callable[[float], None]) -> Timed:
+    """Call for some seconds; `tick` hears what share of them is over."""
+    first = _one(call)
+    calls: list[float] = []
+    start = time.perf_counter()
+    while len(calls) < 3 or time.perf_counter() - start < seconds:
+        calls.append(_one(call))
+        tick(min(1.0, (time.perf_counter() - start) / seconds))
+    return Timed(first, tuple(calls))
+
+
+def _one(call: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def sizes_shown(size: Sequence[Any]) -> str:
+    """Sizes for people: `2 x s0 (1 to 64)`."""
+    shown = [
+        str(one) if isinstance(one, int) else f"{one[0]} ({one[1]} to {_most(one[2])})"
+        for one in size
+    ]
+    return " x ".join(shown) or "a number"
+
+
+def _most(high: int) -> str:
+    return "any" if high >= 2**62 else str(high)

@@ -1,0 +1,178 @@
+"""The file of a package: the same bytes every time, and refused when a single one is another."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import struct
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import stator
+from stator.errors import PackageError
+from stator.package import archive
+from stator.package.archive import PAGE, read_package, write_package
+
+BUILD = """
+import sys, torch, stator
+from tests.package.models import made
+model, args, kwargs, dynamic = made(sys.argv[1])
+wishes = {"output_path": "m.pt2"}
+with torch.no_grad():
+    stator.aot_compile(model, args, kwargs, dynamic_shapes=dynamic, options=wishes)
+"""
+
+
+def test_the_same_bytes_in_two_folders_and_two_homes(tmp_path: Path) -> None:
+    found = []
+    for number in range(2):
+        folder, home = tmp_path / f"work{number}", tmp_path / f"home{number}"
+        folder.mkdir()
+        home.mkdir()
+        where = os.pathsep.join(path for path in sys.path if path)
+        environment = {**os.environ, "HOME": str(home), "PYTHONPATH": where}
+        environment |= {"PYTHONHASHSEED": str(number), "TMPDIR": str(home)}
+        command = [sys.executable, "-c", BUILD, "encoder"]
+        subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
+        found.append((folder / "m.pt2").read_bytes())
+    assert found[0] == found[1]
+
+
+def test_500_corruptions_are_refused(built: Callable[[str], Path], tmp_path: Path) -> None:
+    whole = built("perceptron").read_bytes()
+    dice = random.Random(20261116)
+    path = tmp_path / "model.pt2"
+    for number in range(500):
+        data = bytearray(whole)
+        match number % 5:
+            case 0:
+                data = data[: dice.randrange(len(data))]
+            case 1:
+                data += bytes(dice.randrange(1, 64))
+            case 2:
+                at = dice.randrange(len(data))
+                del data[at : at + dice.randrange(1, 64)]
+            case _:
+                data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
+        path.write_bytes(data)
+        with pytest.raises(PackageError):
+            stator.load(path)
+
+
+def test_weights_lie_at_a_page(built: Callable[[str], Path]) -> None:
+    package = read_package(built("images"))
+    assert package.start % PAGE == 0
+    told = {one["name"]: one for one in package.manifest["constants"]}
+    with package.path.open("rb") as file:
+        file.seek(package.start + told["head.bias"]["offset"])
+        found = struct.unpack("<5f", file.read(20))
+    assert found == tuple(stator.load(package.path).constants()["head.bias"].tolist())
+
+
+def test_one_weight_under_two_names_lies_there_once(built: Callable[[str], Path]) -> None:
+    package = read_package(built("tied"))
+    places = {one["name"]: one["offset"] for one in package.manifest["constants"]}
+    assert places["words.weight"] == places["head.weight"]
+    assert package.size == 20 * 8 * 4
+
+
+def rewritten(path: Path, **changes: object) -> Path:
+    """A package that is whole, and says something else of itself."""
+    package = read_package(path)
+    told = {**package.manifest, **changes}
+    told.pop("weights")
+    with path.open("rb") as file:
+        file.seek(package.start)
+        weights = file.read(package.size)
+    files = {
+        name: data
+        for name, data in package.files.items()
+        if name not in ("version", "archive_format", "archive_version", "byteorder")
+    }
+    write_package(path, told, files, [weights])
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"machine": "aarch64"}, "it is for linux on aarch64"),
+        ({"system": "darwin"}, "it is for darwin"),
+        ({"format": 99}, "format 99"),
+        ({"device": "cuda"}, "it is for cuda"),
+    ],
+)
+def test_another_machine(
+    change: dict[str, object], message: str, built: Callable[[str], Path], tmp_path: Path
+) -> None:
+    path = Path(shutil.copy(built("perceptron"), tmp_path))
+    stator.load(rewritten(path))
+    with pytest.raises(PackageError, match=message):
+        stator.load(rewritten(path, **change))
+
+
+def test_a_newer_format(
+    built: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = Path(shutil.copy(built("perceptron"), tmp_path))
+    monkeypatch.setattr(archive, "FORMAT", 2)
+    rewritten_as_newer = tmp_path / "newer.pt2"
+    write_package(rewritten_as_newer, {"format": 2}, {}, [])
+    monkeypatch.undo()
+    with pytest.raises(PackageError, match="format 2, and this stator reads 1"):
+        stator.load(rewritten_as_newer)
+    stator.load(path)
+
+
+@pytest.mark.parametrize("name", ["../outside", "/etc/outside", "a/../../outside"])
+def test_entries_that_point_outside(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.pt2"
+    write_package(path, {}, {name: b"x"}, [])
+    with pytest.raises(PackageError, match="points outside"):
+        stator.load(path)
+
+
+def test_files_that_are_no_packages(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt2"
+    with pytest.raises(PackageError, match="cannot be read"):
+        stator.load(path)
+    path.write_bytes(b"")
+    with pytest.raises(PackageError, match="too short"):
+        stator.load(path)
+    with zipfile.ZipFile(path, "w") as made:
+        made.writestr("package/version", "3" * 1000)
+    with pytest.raises(PackageError, match="not a package of stator's"):
+        stator.load(path)
+
+
+def test_what_is_there_stays_when_building_fails(
+    built: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = Path(shutil.copy(built("perceptron"), tmp_path))
+    before = path.read_bytes()
+
+    def fails(*_: object) -> None:
+        raise OSError("no room")
+
+    monkeypatch.setattr("stator.package.build.write_package", fails)
+    model, x = torch.nn.Linear(2, 2), (torch.randn(1, 2),)
+    with pytest.raises(OSError, match="no room"):
+        stator.aot_compile(model, x, options={"output_path": path})
+    assert path.read_bytes() == before
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_the_manifest_is_json(built: Callable[[str], Path]) -> None:
+    with zipfile.ZipFile(built("named")) as opened:
+        told = json.loads(opened.read("package/extra/stator.json"))
+    assert [one["name"] for one in told["inputs"]] == ["x", "bias"]
+    assert told["arguments"] == [["tensor"], ["fixed", 3], ["tensor"]]
+    assert told["outputs"] == [0, 1, 2, ["constant", None]]

@@ -1,0 +1,95 @@
+"""Packages from the command line: build, inspect, run, bench."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import stator
+from stator.cli import app
+from stator.package.trial import made_up_inputs
+from tests.package.models import MODELS, made
+
+# torch.export's opinion of torch.nn.LSTM.
+pytestmark = pytest.mark.filterwarnings("ignore:The tensor attributes self.cells")
+
+FACTORY = """
+import torch
+
+def make():
+    torch.manual_seed(0)
+    return torch.nn.Linear(4, 3).eval(), (torch.ones(2, 4),)
+
+def exported():
+    batch = torch.export.Dim("batch", min=2, max=8)
+    model, args = make()
+    return torch.export.export(model, args, dynamic_shapes=({0: batch},))
+"""
+
+
+def called(*words: object) -> str:
+    """What a command prints; it succeeds."""
+    done = CliRunner().invoke(app, [str(word) for word in words])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+@pytest.fixture
+def factory(tmp_path: Path) -> Path:
+    """A file with functions that make models."""
+    path = tmp_path / "model.py"
+    path.write_text(FACTORY)
+    return path
+
+
+def test_build_and_run(factory: Path, tmp_path: Path) -> None:
+    path, saved, result = (tmp_path / name for name in ("a.pt2", "x.pt", "y.pt"))
+    assert f"written: {path}" in called("build", f"{factory}:make", "-o", path)
+    torch.save(torch.ones(2, 4), saved)
+    assert "output 0: torch.float32 [2, 3]" in called("run", path, "--input", saved)
+    called("run", path, "--input", saved, "--output", result)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        expected = torch.nn.Linear(4, 3)(torch.ones(2, 4))
+    torch.testing.assert_close(torch.load(result), expected)
+
+
+def test_build_of_an_exported_program(factory: Path, tmp_path: Path) -> None:
+    path = tmp_path / "a.pt2"
+    called("build", f"{factory}:exported", "-o", path, "--levels", "1,3")
+    shown = called("inspect", path)
+    assert "levels 1, 3" in shown
+    assert "(2 to 8)" in shown
+    assert stator.load(path)(torch.ones(7, 4)).shape == (7, 3)
+
+
+def test_bench(built: Callable[[str], Path]) -> None:
+    shown = called("bench", built("perceptron"), "--seconds", "0.05")
+    assert all(word in shown for word in ("load", "first call", "median"))
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_made_up_inputs_fit(name: str, built: Callable[[str], Path]) -> None:
+    loaded = stator.load(built(name))
+    args, kwargs = made_up_inputs(loaded)
+    loaded(*args, **kwargs)
+    assert len(args) == len(made(name)[1])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("build", "model.py", "-o", "a.pt2"), "name a function"),
+        (("build", "nowhere.py:make", "-o", "a.pt2"), "there is no file"),
+        (("inspect", "nowhere.pt2"), "cannot be read"),
+        (("run", "nowhere.pt2"), "cannot be read"),
+    ],
+)
+def test_what_is_not_there(words: tuple[str, ...], message: str) -> None:
+    done = CliRunner().invoke(app, list(words))
+    assert done.exit_code == 2
+    assert message in " ".join(done.output.replace("│", " ").split())

@@ -1,0 +1,189 @@
+"""Ten models: built here, loaded in a process without a compiler, compared; and by torch itself."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import stator
+from stator.errors import OptionError, Unsupported
+from tests.package.models import MODELS, Counter, Perceptron, made
+
+# torch.export's opinion of torch.nn.LSTM.
+pytestmark = pytest.mark.filterwarnings("ignore:The tensor attributes self.cells")
+
+# What a server does: Dynamo, LLVM and the compiler stay out.
+SERVER = """
+import sys, torch, stator
+from pathlib import Path
+from tests.package.models import made
+for path in map(Path, sys.argv[1:]):
+    model, args, kwargs, _ = made(path.stem)
+    loaded = stator.load(path)
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(loaded(*args, **kwargs), model(*args, **kwargs))
+for name in ("torch._dynamo", "torch._inductor", "llvmlite", "stator.pipeline", "stator.aot.trace"):
+    assert name not in sys.modules, name
+print("all", len(sys.argv) - 1)
+"""
+
+
+def test_ten_models_in_a_process_without_a_compiler(built: Callable[[str], Path]) -> None:
+    paths = [str(built(name)) for name in MODELS]
+    environment = {**os.environ, "PATH": "", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-W", "error::RuntimeWarning", "-c", SERVER, *paths],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == f"all {len(MODELS)}"
+
+
+@pytest.mark.parametrize("name", sorted(set(MODELS) - {"named"}))
+def test_torchs_own_loader_runs_them(name: str, built: Callable[[str], Path]) -> None:
+    model, args, kwargs, _ = made(name)
+    loaded = torch._inductor.aoti_load_package(str(built(name)))
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(loaded(*args, **kwargs), model(*args, **kwargs))
+
+
+@pytest.mark.parametrize("level", [1, 3, 4])
+def test_every_level_of_processors(level: int, tmp_path: Path) -> None:
+    for name in ("perceptron", "halves"):
+        model, args, kwargs, _ = made(name)
+        wishes = {"output_path": tmp_path / f"{name}.pt2", "levels": (level,)}
+        with torch.no_grad():
+            loaded = stator.load(stator.aot_compile(model, args, kwargs, options=wishes))
+            torch.testing.assert_close(loaded(*args, **kwargs), model(*args, **kwargs))
+
+
+@pytest.mark.parametrize("freezing", [False, True], ids=["plain", "frozen"])
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_without_a_linker(name: str, freezing: bool, tmp_path: Path) -> None:
+    model, args, kwargs, dynamic = made(name)
+    wishes = {"output_path": tmp_path / "model.pt2", "linker": False, "freezing": freezing}
+    with torch.no_grad():
+        path = stator.aot_compile(model, args, kwargs, dynamic_shapes=dynamic, options=wishes)
+        loaded = stator.load(path)
+        torch.testing.assert_close(loaded(*args, **kwargs), made(name)[0](*args, **kwargs))
+
+
+def test_sizes_that_vary(built: Callable[[str], Path]) -> None:
+    model = made("dynamic")[0]
+    loaded = stator.load(built("dynamic"))
+    with torch.no_grad():
+        for size in (2, 5, 63, 64):
+            x = torch.randn(size, 8)
+            torch.testing.assert_close(loaded(x), model(x))
+    for size in (0, 1, 65):
+        with pytest.raises(ValueError, match=rf"size {size} in dimension 0.* 2 to 64"):
+            loaded(torch.randn(size, 8))
+
+
+def test_inputs_that_lie_otherwise(built: Callable[[str], Path]) -> None:
+    model, (x,), _, _ = made("images")
+    loaded = stator.load(built("images"))
+    odd = [x.to(memory_format=torch.channels_last), x.mT, x.expand(2, 3, 8, 8), x.flip(0)[::1]]
+    with torch.no_grad():
+        for given in odd:
+            torch.testing.assert_close(loaded(given), model(given))
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ((torch.randn(5, 9),), "input 0, x: size 9 in dimension 1, and it was built for 8"),
+        ((torch.randn(5, 8).double(),), "input 0, x: type float64, and it was built for float32"),
+        ((torch.randn(8),), "input 0, x: 1 dimensions, and it was built for 2"),
+        ((torch.randn(5, 8, device="meta"),), "not on the CPU"),
+    ],
+)
+def test_wrong_inputs(bad: tuple[torch.Tensor], message: str, built: Callable[[str], Path]) -> None:
+    loaded = stator.load(built("perceptron"))
+    with pytest.raises((ValueError, RuntimeError), match=message):
+        loaded(*bad)
+    torch.testing.assert_close(loaded(torch.zeros(5, 8))[0].sum(-1), torch.ones(5))
+
+
+def test_wrong_forms(built: Callable[[str], Path]) -> None:
+    loaded = stator.load(built("perceptron"))
+    x = torch.randn(5, 8)
+    for args, kwargs in (((x, x), {}), ((), {}), (([x],), {}), ((x,), {"y": x})):
+        with pytest.raises(TypeError, match="was built for"):
+            loaded(*args, **kwargs)
+
+
+def test_keywords_in_any_order(tmp_path: Path) -> None:
+    class Two(torch.nn.Module):
+        def forward(self, *, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            """The difference."""
+            return a - b
+
+    x, y = torch.randn(3), torch.randn(3)
+    wishes = {"output_path": tmp_path / "two.pt2"}
+    loaded = stator.load(stator.aot_compile(Two(), (), {"a": x, "b": y}, options=wishes))
+    torch.testing.assert_close(loaded(b=y, a=x), x - y)
+
+
+def test_gradients_are_not_recorded(built: Callable[[str], Path]) -> None:
+    loaded = stator.load(built("perceptron"))
+    x = torch.randn(5, 8, requires_grad=True)
+    assert torch.is_grad_enabled()
+    assert not loaded(x)[0].requires_grad
+    assert torch.is_grad_enabled()
+
+
+def test_what_cannot_be_a_library_is_refused(tmp_path: Path) -> None:
+    class Many(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            """As many ones as there are in `x`, by a Python function."""
+            return torch.ops.aten._assert_async(x.sum() > 0) or x.bincount(minlength=3)
+
+    path = tmp_path / "many.pt2"
+    with pytest.raises((Unsupported, torch._dynamo.exc.UserError, RuntimeError)):
+        stator.aot_compile(Many(), (torch.tensor([1, 2]),), options={"output_path": path})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_options_of_its_own(tmp_path: Path) -> None:
+    x = (torch.randn(5, 8),)
+    for wishes, message in (
+        ({"output_path": tmp_path / "model.zip"}, "ends in .pt2"),
+        ({"output_path": tmp_path / "a.pt2", "levels": (2,)}, "levels cannot be"),
+        ({"output_path": tmp_path / "a.pt2", "freezin": True}, "unknown option"),
+    ):
+        with pytest.raises(OptionError, match=message):
+            stator.aot_compile(Perceptron(), x, options=wishes)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_library_alone_has_its_weights_within(tmp_path: Path) -> None:
+    model, args, _, _ = made("perceptron")
+    path = stator.aot_compile(model, args, options={"output_path": tmp_path / "model.so"})
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model.so"]
+    runner = torch._C._aoti.AOTIModelContainerRunnerCpu(path, 1)
+    with torch.no_grad():
+        torch.testing.assert_close(tuple(runner.run(list(args))), model(*args))
+
+
+def test_the_model_stays_as_it_is(tmp_path: Path) -> None:
+    model = Counter()
+    path = stator.aot_compile(
+        model, (torch.randn(3),), options={"output_path": tmp_path / "counter.pt2"}
+    )
+    loaded, other = stator.load(path), stator.load(path)
+    x = torch.ones(3)
+    assert [int(loaded(x)[0]) for _ in range(3)] == [1, 2, 3]
+    assert [int(other(x)[0]) for _ in range(2)] == [1, 2]  # each has buffers of its own
+    assert model.calls == 0
