@@ -86,6 +86,7 @@ from stator.runtime.native.image import why_not_native
 from stator.runtime.native.prelude import hold_no_spare
 from stator.runtime.plan import Plan, make_plan
 from stator.runtime.python import load_plan
+from stator.torch_api import LazyGraphModule
 
 PRE_GRAD: Final[tuple[GraphPass, ...]] = (
     normalize_keywords,  # first: the others ask for arguments by torch's names
@@ -132,7 +133,7 @@ POST_GRAD: Final[tuple[GraphPass, ...]] = (
 
 def prepare(module: fx.GraphModule, lifted: list[str], tools: Tools) -> Flat:
     """A captured graph as a program to trace: rewritten, its tensors being further arguments."""
-    own = fx.GraphModule(module, copy.deepcopy(module.graph), "Captured")  # Dynamo keeps its own
+    own = LazyGraphModule(module, copy.deepcopy(module.graph), "Captured")  # Dynamo keeps its own
     run_passes(with_registered("pre_grad", PRE_GRAD), own.graph, tools.ctx, CAPTURED)
     return graph_runner(own, lifted)
 
@@ -194,7 +195,7 @@ def foreseen_peak(halves: Split, ctx: Ctx) -> int:
             graph = fx.Graph()
             output = graph.output(graph.graph_copy(module.graph, {}))
             output.meta = dict(module.graph.output_node().meta)
-            copied = fx.GraphModule(module, graph, name)
+            copied = LazyGraphModule(module, graph, name)
             run_passes(with_registered("post_grad", POST_GRAD), copied.graph, trial, name)
             _planned(copied, name, trial, loads=False)
     peak = record.step_peak

@@ -36,6 +36,7 @@ from torch._subclasses.functional_tensor import (
     FunctionalTensorMode,
     disable_functional_mode,
 )
+from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
 from torch.fx.experimental.proxy_tensor import (
     disable_proxy_modes_tracing,
     get_proxy_mode,
@@ -57,6 +58,7 @@ __all__ = [
     "FunctionalTensor",
     "FunctionalTensorMode",
     "HigherOrderOperator",
+    "LazyGraphModule",
     "OpOverload",
     "OpOverloadPacket",
     "ShapeEnv",

@@ -17,6 +17,7 @@ from stator.aot.subclasses import tensor_count, width
 from stator.aot.trace import Traced
 from stator.core.torch_types import Boxed
 from stator.graph.edit import needed_by
+from stator.torch_api import LazyGraphModule
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,7 @@ class FreshBackward:
                     graph.erase_node(node)
         metas = [group[0].meta["val"] for group in groups]
         like = tuple((meta.dtype, meta.device) for meta in metas)
-        compiled = self._compiled(fx.GraphModule(module, graph, "Backward"))
+        compiled = self._compiled(LazyGraphModule(module, graph, "Backward"))
         found = BackwardGraph(compiled.run, tuple(present), like)
         if self.keeper is not None:
             self.keeper.keep_backward(missing, found, compiled.image)

@@ -90,7 +90,7 @@ class Half(NamedTuple):
         return [one for one in self.spans if one.place == place and one.first <= when < one.end]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Simulator:
     """A joint graph, set up for many cuts: what all ask of every node is found once."""
 
@@ -104,6 +104,12 @@ class Simulator:
     facts: list[Fact] = field(default_factory=list)  # by the number of a node
     number: dict[fx.Node, int] = field(default_factory=dict)
     work: dict[fx.Node, float] = field(default_factory=dict)
+    # What is the same for every cut:
+    inputs: frozenset[int] = field(init=False)
+    returned: frozenset[int] = field(init=False)  # what the forward makes that the caller gets
+    steady: int = field(init=False)  # bytes of the inputs
+    outputs: int = field(init=False)  # and of the outputs
+    own: frozenset[fx.Node] = field(init=False)  # what the forward computes in any case
 
     def __post_init__(self) -> None:
         for number, node in enumerate(self.joint.graph.nodes):
@@ -124,19 +130,26 @@ class Simulator:
             self.facts.append(
                 Fact(number, base, tuple(reads), size, made, brief, called, pointwise, by_torch)
             )
+        joint = self.joint
+        values = (*joint.values, *(new for _, new in joint.updates))
+        self.inputs = frozenset(self._bases(joint.primals))
+        made_values = self._bases(node for node in values if isinstance(node, fx.Node))
+        self.returned = frozenset(made_values) - self.inputs
+        self.steady = sum(bytes_of(node.meta.get("val")) for node in joint.primals)
+        self.outputs = self._bytes(self.returned)
+        self.own = frozenset(n for n in self.classes.forward if n.op == "call_function")
 
     def peak(self, cut: Cut) -> int:
         """The most bytes that a step holds."""
         forward, backward = self._halves(cut)
-        outputs = self._bytes(self._returned())
-        after = {ARENA: 0, POOL: outputs, TORCH: 0}
-        return sum(bytes_of(node.meta.get("val")) for node in self.joint.primals) + sum(
+        after = {ARENA: 0, POOL: self.outputs, TORCH: 0}
+        return self.steady + sum(
             max(forward.most(place), backward.most(place) + more) for place, more in after.items()
         )
 
     def holders(self, cut: Cut) -> tuple[tuple[str, int], ...]:
         """What is alive at the highest marks: names and bytes, largest first."""
-        steady = self._bytes({*self._bases(self.joint.primals), *self._returned()})
+        steady = self._bytes(self.inputs | self.returned)
         found = [("inputs and outputs of the program", steady)]
         for place in (ARENA, POOL, TORCH):
             half = max(self._halves(cut), key=lambda half: half.most(place))
@@ -144,7 +157,7 @@ class Simulator:
         return tuple(sorted(found, key=lambda held: -held[1]))
 
     def _halves(self, cut: Cut) -> tuple[Half, Half]:
-        inputs, returned = self._bases(self.joint.primals), self._returned()
+        inputs, returned = self.inputs, self.returned
         ahead = self._ahead(cut)
         runs = [number for number, node in enumerate(self.nodes) if node in ahead]
         forward = self._spans(runs, inputs, {*returned, *self._bases(cut.kept)})
@@ -163,12 +176,6 @@ class Simulator:
         ]
         return Half(forward, len(runs)), Half(backward, len(again))
 
-    def _returned(self) -> set[int]:
-        """What the forward makes that the caller gets."""
-        values = (*self.joint.values, *(new for _, new in self.joint.updates))
-        found = self._bases(node for node in values if isinstance(node, fx.Node))
-        return found - self._bases(self.joint.primals)
-
     def _bytes(self, numbers: Iterable[int]) -> int:
         return sum(self.facts[number].value for number in numbers)
 
@@ -177,7 +184,7 @@ class Simulator:
 
     def _ahead(self, cut: Cut) -> set[fx.Node]:
         """What the forward computes: its own, and what is kept in place of being computed later."""
-        found = {node for node in self.classes.forward if node.op == "call_function"}
+        found = set(self.own)
         stack = [node for node in cut.kept if node not in found]
         while stack:
             node = stack.pop()

@@ -19,6 +19,7 @@ from stator.aot.partition.order import backward_order, forward_nodes
 from stator.aot.partition.weigh import bytes_of, is_generated
 from stator.aot.trace import Traced
 from stator.graph.edit import CALLERS, EARLY, EXTRAS, KEPT, PART, drop_unread
+from stator.torch_api import LazyGraphModule
 
 aten = torch.ops.aten
 
@@ -113,7 +114,7 @@ def _forward(
     output = graph.output((*(_mapped(node, copies) for node in traced.values), *kept))
     output.meta[EXTRAS] = tuple(node.name for node in extras)
     drop_unread(graph)
-    return fx.GraphModule(traced.module, graph, "Forward")
+    return LazyGraphModule(traced.module, graph, "Forward")
 
 
 def _keep(graph: fx.Graph, node: fx.Node, keeper: Any) -> fx.Node:
@@ -146,7 +147,7 @@ def _backward(traced: Traced, joint: Joint, classes: Classes, cut: Cut) -> fx.Gr
                 copies[node] = found[node]
     graph.output(tuple(_mapped(node, copies) for node in traced.grads))
     drop_unread(graph)
-    return fx.GraphModule(traced.module, graph, "Backward")
+    return LazyGraphModule(traced.module, graph, "Backward")
 
 
 def _mapped(value: Any, copies: dict[fx.Node, fx.Node]) -> Any:
