@@ -36,9 +36,11 @@ def _model(
     return Model(partial(build, full), partial(build, tiny), trains, tolerance)
 
 
-def _integer_model(build: Callable[[Any, bool], Built], full: Any, tiny: Any) -> Model:
+def _integer_model(
+    build: Callable[[Any, bool], Built], full: Any, tiny: Any, rounding: float = 0.01
+) -> Model:
     quantized = in_int8(build)
-    return Model(partial(quantized, full), partial(quantized, tiny), rounding=0.01)
+    return Model(partial(quantized, full), partial(quantized, tiny), rounding=rounding)
 
 
 MODELS: Final[dict[str, Model]] = {
@@ -63,7 +65,9 @@ if is_installed():
     MODELS["resnet50_int8"] = _integer_model(
         convolutional.resnet50, convolutional.FULL, convolutional.TINY
     )
-    MODELS["bert_int8"] = _integer_model(text.bert, text.BERT_BASE, text.TINY)
+    # Sums in another order round to other integers, layer after layer: whoever does not copy eager's
+    # order, ONNX Runtime included, ends 1.7% from it.
+    MODELS["bert_int8"] = _integer_model(text.bert, text.BERT_BASE, text.TINY, rounding=0.03)
 
 
 def inference(build: Builder, tolerance: float) -> Task:

@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from stator.ahead import aot_compile as aot_compile
+    from stator.ahead import aot_compile_joint as aot_compile_joint
     from stator.ahead import compile_fx_aot as compile_fx_aot
     from stator.backend import compile as compile
     from stator.backend import compile_fx as compile_fx
     from stator.core.events import last_compilation as last_compilation
     from stator.debug.explain import explain as explain
     from stator.debug.memory_plan import memory_plan as memory_plan
+    from stator.eager_ops import (
+        aoti_compile_with_persistent_cache as aoti_compile_with_persistent_cache,
+    )
     from stator.freezing import freeze as freeze
     from stator.freezing import fw_compiler_freezing as fw_compiler_freezing
     from stator.freezing import update_weights as update_weights
@@ -36,8 +40,10 @@ __version__ = "0.1.0"
 _HOMES: Final[dict[str, str]] = {
     "Options": "stator.options",
     "aot_compile": "stator.ahead",
+    "aot_compile_joint": "stator.ahead",
     "aot_function": "stator.functions",
     "aot_module": "stator.functions",
+    "aoti_compile_with_persistent_cache": "stator.eager_ops",
     "choose_saved_values_set": "stator.partitioners",
     "compile": "stator.backend",
     "compile_fx": "stator.backend",
@@ -57,7 +63,7 @@ _HOMES: Final[dict[str, str]] = {
     "update_weights": "stator.freezing",
 }
 
-_MODULES: Final = ("cache", "passes", "patterns")  # public as they are
+_MODULES: Final = ("cache", "eager_ops", "passes", "patterns")  # public as they are
 
 __all__ = [*sorted(_HOMES), "__version__", *_MODULES]
 

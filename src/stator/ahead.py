@@ -19,11 +19,14 @@ from stator.core.events import start_compilation
 from stator.errors import CompileError, OptionError
 from stator.options import Options, read_options
 from stator.package.build import write_archive, write_file, write_shared
+from stator.package.joint import compile_joint, write_joint
 from stator.package.library import Library, write_library
 from stator.package.link import LINKERS, find_linker
+from stator.package.planned import Planned
 from stator.package.program import Exported, library_graph
 from stator.package.tables import LEVELS
 from stator.pipeline import make_tools, plan_library, prepare
+from stator.torch_api import pytree
 
 _OURS: Final = ("output_path", "levels", "linker")
 # What these make is bound to one process, or opaque: it cannot lie in a file.
@@ -81,24 +84,57 @@ def compile_fx_aot(
     return aot_compile(module, tuple(example_inputs), options=options)
 
 
+def aot_compile_joint(
+    model: torch.nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    options: Mapping[str, Any] | None = None,
+) -> str:
+    """Compile a training step ahead of time: forward and backward in one package, its path.
+
+    `stator.load` makes a torch.nn.Module of it, with the model's parameters, whose outputs have
+    the compiled backward behind them.  Options are those of `aot_compile`; sizes are fixed.
+    """
+    given = dict(options or {})
+    path, levels, linker = _own_options(given)
+    if path.suffix != ".pt2":
+        raise OptionError(
+            f"output_path cannot be {str(path)!r}", hint="a package for training ends in .pt2"
+        )
+    chosen = _settled(read_options(None, {k: v for k, v in given.items() if k not in _OURS}))
+    program = export(model, args, dict(kwargs or {}))
+    exported = Exported.of(program)
+    leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs or {})) if torch.is_tensor(leaf)]
+    pairs = zip(exported.names, leaves, strict=True)
+    exported.asking |= {place for place, leaf in pairs if leaf.requires_grad}
+    tools = make_tools(chosen, start_compilation())
+    run = prepare(program.graph_module, [], tools)
+
+    def plan(module: fx.GraphModule, name: str) -> Planned:
+        return plan_library(module, tools.ctx, name)
+
+    joint = compile_joint(exported, run, tools, plan, levels)
+    return write_file(path, lambda part: write_joint(part, joint, linker, levels))
+
+
 def compile_library(
     program: ExportedProgram, options: Options, levels: Sequence[int] = tuple(LEVELS)
 ) -> Library:
     """All that a library of an exported program is linked of."""
-    options = replace(
-        options,
-        skip=(*options.skip, *_BOUND),
-        pack_weights=False,
-        strict=True,
-        memory_budget=1.0,
-        memory_limit=None,
-    )
+    options = _settled(options)
     exported = Exported.of(program)
     weights = frozenset(exported.constants) if options.freezing else frozenset()
     tools = make_tools(options, start_compilation(), (), weights)
     run = prepare(program.graph_module, [], tools)
     graph = library_graph(exported, run, tools)
     return write_library(exported, graph, plan_library(graph.module, tools.ctx), levels)
+
+
+def _settled(options: Options) -> Options:
+    """Options as far as they are for what lies in a file, and runs without us."""
+    skip = (*options.skip, *_BOUND)
+    return replace(options, skip=skip, pack_weights=False, strict=True)
 
 
 def _own_options(given: Mapping[str, Any]) -> tuple[Path, tuple[int, ...], str | None]:

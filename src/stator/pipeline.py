@@ -219,13 +219,13 @@ def compile_half(module: fx.GraphModule, name: str, ctx: Ctx) -> CompiledGraph:
     return CompiledGraph(with_constants(compiled.run, constants), image)
 
 
-def plan_library(module: fx.GraphModule, ctx: Ctx) -> Planned:
+def plan_library(module: fx.GraphModule, ctx: Ctx, name: str = "forward") -> Planned:
     """The graph of a library, rewritten and planned; its kernels are not compiled."""
     if ctx.options.freezing:
-        run_passes(FREEZING, module.graph, ctx, "forward")
-    run_passes(with_registered("post_grad", POST_GRAD), module.graph, ctx, "forward")
+        run_passes(FREEZING, module.graph, ctx, name)
+    run_passes(with_registered("post_grad", POST_GRAD), module.graph, ctx, name)
     constants = take_constants(module.graph, frozen=ctx.options.freezing)
-    plan, memory, _ = _planned(module, "forward", ctx, loads=False)
+    plan, memory, _ = _planned(module, name, ctx, loads=False)
     return Planned(plan, memory, constants)
 
 

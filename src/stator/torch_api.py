@@ -507,38 +507,6 @@ def tensor_is_in_object() -> bool:
     return bool(found == tensor._cdata)
 
 
-_SCALAR_TYPES: Final = {
-    torch.uint8: 0,
-    torch.int8: 1,
-    torch.int16: 2,
-    torch.int32: 3,
-    torch.int64: 4,
-    torch.float16: 5,
-    torch.float32: 6,
-    torch.float64: 7,
-    torch.complex64: 9,
-    torch.complex128: 10,
-    torch.bool: 11,
-    torch.bfloat16: 15,
-    torch.float8_e5m2: 23,
-    torch.float8_e4m3fn: 24,
-    torch.uint16: 27,
-    torch.uint32: 28,
-    torch.uint64: 29,
-}
-
-
-def scalar_type(dtype: torch.dtype) -> int:
-    """A type by its number in C++."""
-    return _SCALAR_TYPES[dtype]
-
-
-def scalar_names() -> list[str]:
-    """The names of types, at their numbers."""
-    names = {number: str(dtype).removeprefix("torch.") for dtype, number in _SCALAR_TYPES.items()}
-    return [names.get(number, f"type {number}") for number in range(max(names) + 1)]
-
-
 @cache
 def torch_symbol(name: str) -> int | None:
     """Where a function is that torch's libraries export; None if they do not."""
@@ -595,3 +563,13 @@ def decomposed_quantization() -> Any:
     import torch.ao.quantization.fx._decomposed
 
     return torch.ops.quantized_decomposed
+
+
+def dispatch_keys(value: torch.Tensor) -> str:
+    """The keys by which torch's dispatcher finds operators for a tensor."""
+    return str(torch._C._dispatch_keys(value))
+
+
+def unregister(library: torch.library.Library) -> None:
+    """Take back what a library registered."""
+    library._destroy()

@@ -23,11 +23,13 @@ LAYERS: Final[tuple[tuple[str, ...], ...]] = (
     ("schedule",),
     ("codegen",),
     ("runtime",),
-    ("cache", "package"),
+    ("cache",),
+    ("package",),
     ("pipeline",),
     ("stored",),
     # With Dynamo, without it, for writers of passes, for those who trace themselves, for servers.
     ("backend", "freezing", "functions", "patterns", "partitioners", "ahead"),
+    ("eager_ops",),
 )
 LEAVES: Final = ("errors", "options", "torch_api")  # anyone may import them; they import each other
 DOORS: Final = ("__init__", "__main__", "cli", "debug")  # see everything; nothing else imports them

@@ -11,11 +11,12 @@ from typing import Any, Final
 
 import torch
 
-from stator.package.archive import FORMAT, MODEL, PAGE, write_package
-from stator.package.library import Library
+from stator.package.archive import FORMAT, LIBRARY, PAGE, write_package
+from stator.package.host import Input
+from stator.package.library import Code, Library
 from stator.package.link import link
 from stator.package.program import TENSOR
-from stator.package.tables import MARK
+from stator.package.tables import MARK, Held
 
 # Torch's loader finds the metadata by the name of a source file.
 _NO_SOURCE: Final = b"// There is no C++ behind this library: its machine code comes from LLVM.\n"
@@ -51,23 +52,35 @@ def write_shared(path: Path, library: Library, linker: str) -> None:
 
 
 def write_archive(path: Path, library: Library, linker: str | None, levels: Sequence[int]) -> None:
-    """A package: with a library, or where there is no linker with what it would be linked of."""
-    metadata = b'{"AOTI_DEVICE_KEY": "cpu"}'
+    """A package of a model."""
     files = {
-        f"{MODEL}/model.wrapper_metadata.json": metadata,
-        f"{MODEL}/model.wrapper.cpp": _NO_SOURCE,
+        f"{LIBRARY}_metadata.json": b'{"AOTI_DEVICE_KEY": "cpu"}',
+        f"{LIBRARY}.cpp": _NO_SOURCE,
+        **library_files(LIBRARY, library.code, linker),
     }
+    manifest = {
+        **manifest_of(levels),
+        "kind": "model",
+        "in_spec": library.names.in_spec,
+        "out_spec": library.names.out_spec,
+        "inputs": list(map(_told, library.inputs)),
+        "arguments": arguments_told(library.given),
+        "outputs": list(library.outputs),
+        "constants": constants_told(library.code.held),
+    }
+    write_package(path, manifest, files, library.code.blob.chunks())
+
+
+def library_files(stem: str, code: Code, linker: str | None) -> dict[str, bytes]:
+    """A library, or where there is no linker what it would be linked of."""
     if linker is not None:
-        code = link(linker, [library.code.host, *library.code.kernels.values()])
-        files[f"{MODEL}/model.wrapper.so"] = code
-    else:
-        files[f"{MODEL}/model.o"] = library.code.host
-        files |= {f"{MODEL}/kernels_{n}.o": code for n, code in library.code.kernels.items()}
-    write_package(path, manifest_of(library, levels), files, library.code.blob.chunks())
+        return {f"{stem}.so": link(linker, [code.host, *code.kernels.values()])}
+    kernels = {f"{stem}_kernels_{level}.o": data for level, data in code.kernels.items()}
+    return {f"{stem}.o": code.host, **kernels}
 
 
-def manifest_of(library: Library, levels: Sequence[int]) -> dict[str, Any]:
-    """What a package tells of itself."""
+def manifest_of(levels: Sequence[int]) -> dict[str, Any]:
+    """What every package tells of itself."""
     return {
         "format": FORMAT,
         "stator": version("stator"),
@@ -76,30 +89,35 @@ def manifest_of(library: Library, levels: Sequence[int]) -> dict[str, Any]:
         "machine": "x86_64",
         "device": "cpu",
         "levels": list(levels),
-        "in_spec": library.names.in_spec,
-        "out_spec": library.names.out_spec,
-        "inputs": [
-            {
-                "name": given.name,
-                "dtype": str(given.dtype).removeprefix("torch."),
-                "size": list(map(_shown, given.size, given.ranges)),
-            }
-            for given in library.inputs
-        ],
-        "arguments": [["tensor"] if one is TENSOR else ["fixed", one] for one in library.given],
-        "outputs": list(library.outputs),
-        "constants": [
-            {
-                "name": one.name,
-                "dtype": str(one.dtype).removeprefix("torch."),
-                "size": list(one.size),
-                "stride": list(one.stride),
-                "offset": one.offset,
-                "bytes": one.bytes,
-                "folded": one.is_folded,
-            }
-            for one in library.code.held
-        ],
+    }
+
+
+def arguments_told(given: Sequence[Any]) -> list[Any]:
+    """What a program takes: tensors, and what it was built for."""
+    return [["tensor"] if one is TENSOR else ["fixed", one] for one in given]
+
+
+def constants_told(held: Sequence[Held]) -> list[dict[str, Any]]:
+    """Constants, and where they lie."""
+    return [
+        {
+            "name": one.name,
+            "dtype": str(one.dtype).removeprefix("torch."),
+            "size": list(one.size),
+            "stride": list(one.stride),
+            "offset": one.offset,
+            "bytes": one.bytes,
+            "folded": one.is_folded,
+        }
+        for one in held
+    ]
+
+
+def _told(given: Input) -> dict[str, Any]:
+    return {
+        "name": given.name,
+        "dtype": str(given.dtype).removeprefix("torch."),
+        "size": list(map(_shown, given.size, given.ranges)),
     }
 
 

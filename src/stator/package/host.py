@@ -8,16 +8,18 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import torch
 from torch import fx
 
+from stator.core.dtypes import scalar_type
 from stator.errors import Unsupported
 from stator.loops.index import Index
 from stator.loops.ir import Kernel
 from stator.lower.sizes import Shown
+from stator.ops.draws import draw_seed
 from stator.runtime.memory import Memory
 from stator.runtime.native.calls import Calls
 from stator.runtime.native.dispatch import why_not_dispatched
@@ -25,7 +27,6 @@ from stator.runtime.native.frame import Frame
 from stator.runtime.native.host import Host
 from stator.runtime.native.values import Borrowed, Handle, Look, Parts, Planned, Values
 from stator.runtime.plan import Allocation, Call, Plan, Require
-from stator.torch_api import scalar_type
 
 _DECLARED: Final = re.compile(r"^(?:declare|define)[^@\n]*@([\w.]+)\(", re.MULTILINE)
 
@@ -173,6 +174,7 @@ class _LibraryCalls(Calls):
         self.frame.require(self.frame.is_zero(code))
 
     def _dispatched(self, call: Call) -> None:
+        call = _in_torchs_words(call)
         reason = why_not_dispatched(call)
         if reason is not None:
             where = f", {call.line}" if call.line else ""
@@ -183,6 +185,17 @@ class _LibraryCalls(Calls):
                 "it by other operators",
             )
         self.dispatch(call)
+
+
+def _in_torchs_words(call: Call) -> Call:
+    """One of our functions as the operator that it calls."""
+    if call.target is not draw_seed:
+        return call
+    bounds = (-(1 << 31), 1 << 31, [2])
+    return replace(call, target=torch.ops.aten.randint.low, args=bounds, kwargs=_SEED)
+
+
+_SEED: Final = {"dtype": torch.int32, "device": torch.device("cpu")}
 
 
 @dataclass(slots=True)

@@ -37,6 +37,7 @@ class Constant:
     name: str
     value: torch.Tensor
     kind: int  # by AOTInductor's numbers: 1 parameter, 2 buffer, 3 another tensor, 4 folded
+    trains: bool = False  # whether it has gradients
 
 
 @dataclass(slots=True)
@@ -50,6 +51,7 @@ class Exported:
     names: dict[int, str] = field(default_factory=dict)  # what the caller gives, by the same
     places: dict[str, int] = field(default_factory=dict)  # by name
     fixed: list[Any] = field(default_factory=list)  # all inputs; TENSOR stands for a tensor
+    asking: set[int] = field(default_factory=set)  # what the caller gives and wants a gradient of
 
     @property
     def arguments(self) -> tuple[Any, ...]:
@@ -78,7 +80,9 @@ class Exported:
             self.places |= {name: place, str(spec.target or name): place}
         if spec.kind in _LIFTED:
             kind = _LIFTED.index(spec.kind) + 1
-            self.constants[place] = Constant(str(spec.target), self._lifted(spec), kind)
+            value = self._lifted(spec)
+            trains = value.requires_grad and kind == 1
+            self.constants[place] = Constant(str(spec.target), value.detach(), kind, trains)
         elif spec.kind is not InputKind.USER_INPUT:
             raise Unsupported(
                 "package",
@@ -106,8 +110,20 @@ class Exported:
                 f"{name} is a {type(value).__name__} on {value.device}",
                 hint="a library holds plain tensors on the CPU",
             )
-        plain: torch.Tensor = value.detach()
+        plain: torch.Tensor = value
         return plain
+
+    def leaves(self) -> list[torch.Tensor]:
+        """Fakes of all tensors as a step of training takes them: parameters with gradients."""
+        with self.mode:
+            return [self._leaf(place, fake) for place, fake in enumerate(self.fakes)]
+
+    def _leaf(self, place: int, fake: torch.Tensor) -> torch.Tensor:
+        twin = torch.empty_strided(fake.size(), fake.stride(), dtype=fake.dtype)
+        trains = place in self.constants and self.constants[place].trains
+        if trains:
+            return torch.nn.Parameter(twin)
+        return twin.requires_grad_(place in self.asking)
 
     def flat(self, run: Flat) -> Flat:
         """The program as a function of its tensors, which writes to what it writes to.

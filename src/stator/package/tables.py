@@ -10,8 +10,8 @@ from typing import Final
 
 import torch
 
+from stator.core.dtypes import scalar_names, scalar_type
 from stator.runtime.native.prelude import memory_text
-from stator.torch_api import scalar_names, scalar_type
 
 # x86-64's levels: what the kernels of each are compiled for, by LLVM's names.
 LEVELS: Final[Mapping[int, str]] = {1: "x86-64", 3: "x86-64-v3", 4: "x86-64-v4"}

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import fx
 
-from stator.core.dtypes import TORCH_DTYPES
+from stator.core.dtypes import TORCH_DTYPES, scalar_type
 from stator.runtime.memory import plan_memory
 from stator.runtime.native.calls import Calls
 from stator.runtime.native.executor import native_program
@@ -28,7 +28,6 @@ from stator.torch_api import (
     TENSOR_IN_OBJECT,
     argument_types,
     out_variant,
-    scalar_type,
     torch_symbol,
 )
 from tests.runtime.launches import launch, plan

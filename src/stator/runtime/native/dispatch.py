@@ -14,6 +14,7 @@ from typing import Any, Final
 import torch
 from torch import fx
 
+from stator.core.dtypes import scalar_type
 from stator.runtime.native.frame import Frame
 from stator.runtime.native.values import Values
 from stator.runtime.plan import Call
@@ -23,7 +24,6 @@ from stator.torch_api import (
     out_variant,
     passed_types,
     result_types,
-    scalar_type,
 )
 
 # What a type of a schema may be given as.

@@ -107,16 +107,22 @@ def bind_host(image: Image, known: Mapping[str, int], label: str, kept: Any = ()
         return known[name] if name in known else library_function(name)
 
     code = load_object(image.host, resolve)
-    method = _Method(label.encode(), code.address("run"), ONE_ARGUMENT, None)
     objects = [
         entry_of(operator_named(value.name)) if isinstance(value, Operator) else value
         for value in image.table
     ]
     table = b"".join(id(value).to_bytes(8, sys.byteorder) for value in objects)
+    held = (table, code, objects, kept)
+    function: Boxed = make_builtin(label, code.address("run"), ONE_ARGUMENT, held)
+    return function
+
+
+def make_builtin(label: str, address: int, flags: int, held: tuple[Any, ...]) -> Any:
+    """A builtin function over machine code, whose `self` is `held` and what it needs beside."""
+    method = _Method(label.encode(), address, flags, None)
     make = ctypes.pythonapi.PyCFunction_NewEx
     make.restype = ctypes.py_object
     make.argtypes = (ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
     # A function lets go of its `self` last: code and objects live as long as it does, and the
     # collector, which looks into `method`, finds it there to the end.
-    function: Boxed = make(ctypes.addressof(method), (table, code, method, objects, kept), None)
-    return function
+    return make(ctypes.addressof(method), (*held, method), None)

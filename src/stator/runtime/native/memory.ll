@@ -327,10 +327,10 @@ define i64 @stator_trim() {
   ret i64 %sum
 }
 
-; Hold no more than what is used at once.
-define void @stator_hold_no_spare() {
+; How many bytes may wait beyond what was used at once.
+define void @stator_set_spare(i64 %bytes) {
   call i32 @pthread_mutex_lock(ptr @mutex)
-  store i64 0, ptr @spare
+  store i64 %bytes, ptr @spare
   call i32 @pthread_mutex_unlock(ptr @mutex)
   ret void
 }

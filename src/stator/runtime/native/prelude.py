@@ -48,10 +48,15 @@ def hold_no_spare() -> None:
 
     For the whole process, from now on; blocks that do not fit what comes next are faulted in again.
     """
+    set_spare(0)
+
+
+def set_spare(count: int) -> None:
+    """How many idle bytes may wait beyond what was used at once, in this process."""
     with _lock:
-        _wishes.add("stator_hold_no_spare")
+        _spare[:] = [count]
         if _loaded:
-            _function("stator_hold_no_spare", None)()
+            _function("stator_set_spare", None, ctypes.c_int64)(count)
 
 
 def sampler() -> Callable[[Any, int], int] | None:
@@ -66,8 +71,8 @@ def load_prelude(data: bytes) -> dict[str, int]:
     with _lock:
         if not _loaded:
             _loaded.append(_load(data))
-            for wish in _wishes:
-                _function(wish, None)()
+            for count in _spare:
+                _function("stator_set_spare", None, ctypes.c_int64)(count)
     return _loaded[0].symbols
 
 
@@ -96,7 +101,7 @@ def _filled(name: str) -> str:
 
 
 _loaded: Final[list[Code]] = []  # at most one
-_wishes: Final[set[str]] = set()  # functions to call once it is loaded
+_spare: Final[list[int]] = []  # at most one: what to set once it is loaded
 _lock: Final = Lock()
 
 

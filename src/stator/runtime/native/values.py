@@ -8,11 +8,12 @@ from typing import Any, TypeAlias
 
 import torch
 
+from stator.core.dtypes import scalar_type
 from stator.loops.index import Index
 from stator.runtime.native.frame import Frame
 from stator.runtime.plan import Allocation, View
 from stator.runtime.rare import as_planned, empty_strided, refuse
-from stator.torch_api import TENSOR_IN_OBJECT, WRAP_TENSOR, scalar_type
+from stator.torch_api import TENSOR_IN_OBJECT, WRAP_TENSOR
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,189 @@
+"""A library in memory: its functions, its containers, and tensors in and out of it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from stator.codegen.llvm.libraries import library_function
+from stator.codegen.llvm.objects import load_object
+from stator.errors import StatorError
+from stator.torch_api import TENSOR_IN_OBJECT, WRAP_TENSOR
+
+_P: Final = ctypes.c_void_p
+_N: Final = ctypes.c_int64
+_FUNCTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
+    "stator_open": (_P, ctypes.c_char_p, _N),
+    "stator_run": (_P, _P, _N, _P, _N),
+    "stator_level": (),
+    "AOTInductorModelContainerDelete": (_P,),
+    "AOTInductorModelContainerUpdateConstantBufferPairs": (
+        _P,
+        _P,
+        _N,
+        ctypes.c_bool,
+        ctypes.c_bool,
+    ),
+    "AOTInductorModelContainerExtractConstantsMapEntries": (_P, _P, _P, ctypes.c_bool),
+    "AOTInductorGetLastError": (_P,),
+}
+Files = Mapping[str, bytes]
+
+
+class Container:
+    """A program with constants of its own.  Runs from several threads may overlap."""
+
+    def __init__(self, files: Files, stem: str, weights: tuple[Path, int], outputs: int) -> None:
+        """The library `stem` of a package; `weights`: a file, and where in it they begin."""
+        path, start = weights
+        self._call = _Library(files, stem)
+        self.outputs = outputs
+        # Whatever becomes of the name, the file stays the one that was checked.
+        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        made = ctypes.c_void_p()
+        name = f"/proc/self/fd/{self._file}".encode()
+        self._call("stator_open", ctypes.addressof(made), name, start)
+        self._container = made
+
+    def __del__(self) -> None:
+        container = self.__dict__.pop("_container", None)
+        if container is not None:
+            self._call("AOTInductorModelContainerDelete", container)
+        file = self.__dict__.pop("_file", None)
+        if file is not None:
+            os.close(file)
+
+    @property
+    def handle(self) -> int:
+        """What the library knows it by."""
+        return int(self._container.value or 0)
+
+    @property
+    def address(self) -> int:
+        """Of the function that runs it."""
+        return self._call.addresses["stator_run"]
+
+    def run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """What the program makes of tensors."""
+        # A handle is the address of a tensor within its Python object, which the caller keeps.
+        count = len(tensors)
+        given = (_P * max(count, 1))(*(id(tensor) + TENSOR_IN_OBJECT for tensor in tensors))
+        results = (_P * max(self.outputs, 1))()
+        self._call("stator_run", self._container, given, count, results, self.outputs)
+        return [_wrapped(handle) for handle in results[: self.outputs]]
+
+    def constants(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The constants that runs read now: their own memory, which an update lets go of."""
+        entries, count = ctypes.c_void_p(), ctypes.c_int64()
+        name = "AOTInductorModelContainerExtractConstantsMapEntries"
+        where = (ctypes.addressof(entries), ctypes.addressof(count))
+        self._call(name, self._container, *where, False)
+        pairs = (_P * (2 * count.value)).from_address(entries.value or 0) if count.value else ()
+        for number in range(count.value):
+            text = ctypes.string_at(pairs[2 * number] or 0).decode()
+            yield text, _wrapped(pairs[2 * number + 1], owned=False)
+
+    def update(self, state: Mapping[str, torch.Tensor], *, full: bool) -> None:
+        """Replace constants; runs that are under way end with the old ones."""
+        for name, tensor in state.items():
+            if not isinstance(tensor, torch.Tensor) or tensor.device.type != "cpu":
+                raise TypeError(f"{name} is not a tensor on the CPU")
+        names = [name.encode() for name in state]
+        tensors = list(state.values())
+        pairs = (_P * max(2 * len(names), 1))()
+        for number, (text, tensor) in enumerate(zip(names, tensors, strict=True)):
+            pairs[2 * number] = ctypes.cast(ctypes.c_char_p(text), _P).value
+            pairs[2 * number + 1] = id(tensor) + TENSOR_IN_OBJECT
+        function = "AOTInductorModelContainerUpdateConstantBufferPairs"
+        self._call(function, self._container, pairs, len(names), False, full)
+
+
+class _Library:
+    """The functions of a library in memory; a code that is not 0 is an error with its text."""
+
+    def __init__(self, files: Files, stem: str) -> None:
+        linked = f"{stem}.so" in files
+        self.addresses = _linked(files, stem) if linked else _unlinked(files, stem)
+        self.functions = {
+            name: ctypes.CFUNCTYPE(ctypes.c_int32, *kinds)(self.addresses[name])
+            for name, kinds in _FUNCTIONS.items()
+        }
+
+    def __call__(self, name: str, *arguments: Any) -> None:
+        if self.functions[name](*arguments):
+            text = ctypes.c_void_p()
+            self.functions["AOTInductorGetLastError"](ctypes.addressof(text))
+            message = ctypes.string_at(text.value or 0).decode(errors="replace")
+            raise _error(message)
+
+
+def _error(message: str) -> Exception:
+    """What the library said, as an exception: about inputs a ValueError, else a RuntimeError."""
+    about_inputs = message.startswith("input ") or " inputs, and the program" in message
+    return ValueError(message) if about_inputs else RuntimeError(message)
+
+
+_kept: Final[dict[bytes, Any]] = {}  # libraries in memory: they stay for as long as the process
+
+
+def _linked(files: Files, stem: str) -> dict[str, int]:
+    """Addresses in a shared library, loaded from memory: no file is left behind."""
+    data = files[f"{stem}.so"]
+    if data not in _kept:
+        # The number stays taken: the loader knows libraries by name.
+        handle = os.memfd_create("stator_model", os.MFD_CLOEXEC)
+        with os.fdopen(os.dup(handle), "wb") as out:
+            out.write(data)
+        # Torch's library by its name, as the linker wrote it down.
+        ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        _kept[data] = ctypes.CDLL(f"/proc/self/fd/{handle}")
+    found = {}
+    for name in _FUNCTIONS:
+        address = ctypes.cast(getattr(_kept[data], name), _P).value
+        assert address is not None, f"{name} has an address"
+        found[name] = address
+    return found
+
+
+def _unlinked(files: Files, stem: str) -> dict[str, int]:
+    """Addresses in object files that were put into memory."""
+    names = sorted(name for name in files if name.startswith(stem) and name.endswith(".o"))
+    key = b"".join(files[name] for name in names)
+    if key not in _kept:
+        kernels: dict[str, int] = {}
+        code = []
+        for name in names:
+            if name != f"{stem}.o":
+                code.append(load_object(files[name], library_function))
+                kernels |= code[-1].symbols
+
+        def resolve(name: str) -> int:
+            return kernels[name] if name in kernels else library_function(name)
+
+        code.append(load_object(files[f"{stem}.o"], resolve))
+        _kept[key] = code
+    return dict(_kept[key][-1].symbols)
+
+
+_wrap: Final[list[Any]] = []
+
+
+def _wrapped(handle: int | None, *, owned: bool = True) -> torch.Tensor:
+    """The Python object of a tensor; the handle is let go of."""
+    if handle is None:
+        raise StatorError("a library returned no tensor where one was promised")
+    if not _wrap:
+        wrap = ctypes.PYFUNCTYPE(ctypes.py_object, _P)(library_function(WRAP_TENSOR))
+        drop = ctypes.CFUNCTYPE(ctypes.c_int32, _P)(
+            library_function("aoti_torch_delete_tensor_object")
+        )
+        _wrap.extend((wrap, drop))
+    tensor: torch.Tensor = _wrap[0](handle)
+    if owned:
+        _wrap[1](handle)
+    return tensor

@@ -1,0 +1,130 @@
+"""A package for training, loaded: a module with parameters, and a compiled backward behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from stator.aot.assemble import assemble
+from stator.aot.function import BackwardGraph, StoredBackward
+from stator.aot.metadata import Facts
+from stator.cache.codec import from_bytes
+from stator.core.torch_types import Boxed, Flat
+from stator.errors import PackageError, Unsupported
+from stator.package.archive import Package
+from stator.package.joint import FACTS, STEMS
+from stator.package.load import Form
+from stator.package.native import Container
+
+
+class Trainable(torch.nn.Module):
+    """A loaded program with its parameters and buffers, under the names that they had."""
+
+    def __init__(self, package: Package) -> None:
+        super().__init__()
+        self.path = package.path
+        self.manifest = package.manifest
+        self._form = Form(package)
+        told = from_bytes(package.files[FACTS], ())
+        if not isinstance(told, tuple) or [type(one) for one in told] != [Facts, StoredBackward]:
+            raise PackageError(package.path, "it does not tell what its program does")
+        facts, stored = told
+        runs = {name: _run_of(package, name) for name in STEMS}
+        backward = _Backward(BackwardGraph(runs["backward"], stored.tangents, stored.like))
+        self._call = assemble(_no_more, facts, runs["forward"], backward, _Refusing())
+        self._take_state(package)
+
+    def _take_state(self, package: Package) -> None:
+        """Parameters and buffers from the file; one that has two names is one."""
+        held = {one["name"]: one for one in package.manifest["constants"]}
+        made: dict[Any, torch.Tensor] = {}
+        with package.path.open("rb") as file:
+            for kind, name, trains in package.manifest["tensors"]:
+                if kind != "state":
+                    continue
+                told = held[name]
+                key = (told["offset"], *told["size"], *told["stride"], told["dtype"])
+                if key not in made:
+                    file.seek(package.start + told["offset"])
+                    value = _tensor(told, file.read(told["bytes"]))
+                    made[key] = torch.nn.Parameter(value) if trains else value
+                _put(self, name, made[key])
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the program returns, for autograd to go on with."""
+        given = iter(self._form.tensors(args, kwargs))
+        tensors = [
+            _get(self, name) if kind == "state" else next(given, None)
+            for kind, name, _ in self.manifest["tensors"]
+        ]
+        return self._form.results(self._call(*tensors))
+
+
+def _tensor(told: dict[str, Any], raw: bytes) -> torch.Tensor:
+    dtype = getattr(torch, told["dtype"])
+    if not raw:
+        return torch.empty_strided(told["size"], told["stride"], dtype=dtype)
+    flat = torch.frombuffer(bytearray(raw), dtype=dtype)
+    return flat.as_strided(told["size"], told["stride"])
+
+
+def _put(module: torch.nn.Module, name: str, value: torch.Tensor) -> None:
+    *path, last = name.split(".")
+    for part in path:
+        if part not in module._modules:
+            module.add_module(part, torch.nn.Module())
+        module = module.get_submodule(part)
+    if isinstance(value, torch.nn.Parameter):
+        module.register_parameter(last, value)
+    else:
+        module.register_buffer(last, value)
+
+
+def _get(module: torch.nn.Module, name: str) -> torch.Tensor:
+    path, _, last = name.rpartition(".")
+    found: torch.Tensor = getattr(module.get_submodule(path), last)
+    return found
+
+
+def _run_of(package: Package, name: str) -> Boxed:
+    """A half as a function from a list, which it empties, to a list."""
+    outputs = package.manifest["parts"][name]
+    start = package.start + package.manifest["starts"][name]
+    count = sum(isinstance(place, int) for place in outputs)
+    container = Container(package.files, STEMS[name], (package.path, start), count)
+
+    def run(arguments: list[Any]) -> Sequence[Any]:
+        flat = iter(container.run(arguments))
+        arguments.clear()
+        return [next(flat) if isinstance(place, int) else place[1] for place in outputs]
+
+    return run
+
+
+class _Backward:
+    """The one backward that a package has: for gradients of all outputs."""
+
+    def __init__(self, graph: BackwardGraph) -> None:
+        self.graph = graph
+
+    def backward(self, missing: tuple[bool, ...]) -> BackwardGraph:
+        """The graph; a gradient that did not come is zero for it."""
+        return BackwardGraph(self.graph.run, tuple(range(len(missing))), self.graph.like)
+
+
+def _no_more(*_: Any) -> Sequence[Any]:
+    raise Unsupported(
+        "package",
+        "derivatives of higher order are not in a package",
+        hint="compile the model with torch.compile(backend='stator') for them",
+    )
+
+
+class _Refusing:
+    """Compiles nothing."""
+
+    def specialize(self, function: Flat, *, replays_random: bool = False) -> Flat:
+        """What fails when it is called."""
+        return _no_more

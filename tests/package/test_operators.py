@@ -1,0 +1,220 @@
+"""Operators of eager mode from the disk: found, compiled, damaged, replaced; and switched on."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+import torch
+
+import stator
+from stator import eager_ops
+from stator.errors import OptionError, StatorWarning, Unsupported
+from stator.package import operators
+
+add = torch.ops.aten.add.Tensor
+X, Y = torch.randn(3, 4), torch.randn(4)
+
+
+def compiled(folder: Path, *args: Any, **options: Any) -> str:
+    """The package of an addition."""
+    return stator.aoti_compile_with_persistent_cache(
+        "aten",
+        "add.Tensor",
+        "cpu",
+        False,
+        add,
+        args or (X, Y),
+        {},
+        options={"cache_dir": folder, **options},
+    )
+
+
+def entries(folder: Path) -> list[dict[str, Any]]:
+    """What the list of the operator says."""
+    text = (folder / "aoti_eager" / "aten" / "cpu" / "add.Tensor.json").read_text()
+    found: list[dict[str, Any]] = json.loads(text)
+    return found
+
+
+def test_a_miss_then_hits(tmp_path: Path) -> None:
+    path = compiled(tmp_path)
+    when = Path(path).stat().st_mtime_ns
+    assert compiled(tmp_path) == path
+    assert Path(path).stat().st_mtime_ns == when
+    torch.testing.assert_close(stator.load(path)(X, Y), X + Y)
+    (entry,) = entries(tmp_path)
+    assert entry["kernel_path"] == f"lib/{Path(path).name}"
+    first, second = entry["meta_info"]
+    assert first == {
+        "arg_order": 0,
+        "is_dynamic": False,
+        "device_type": "cpu",
+        "device_index": -1,
+        "dtype": "torch.float32",
+        "sizes": [3, 4],
+        "strides": [4, 1],
+        "requires_grad": False,
+        "dispatch_key_set": first["dispatch_key_set"],
+    }
+    assert second["arg_order"] == 1
+
+
+def test_other_arguments_and_options_are_other_entries(tmp_path: Path) -> None:
+    paths = {
+        compiled(tmp_path),
+        compiled(tmp_path, X.t().contiguous().t(), Y),
+        compiled(tmp_path, X.double(), Y.double()),
+        compiled(tmp_path, X, 2),
+        compiled(tmp_path, X, 2.0),
+        compiled(tmp_path, X, Y, fallback_random=True),
+    }
+    assert len(paths) == len(entries(tmp_path)) == 6
+
+
+def test_damaged_entries_are_left_out_and_replaced(tmp_path: Path) -> None:
+    first, second, third = compiled(tmp_path), compiled(tmp_path, X, 2), compiled(tmp_path, X, 3)
+    Path(first).unlink()
+    Path(second).write_bytes(b"PK")
+    file = tmp_path / "aoti_eager" / "aten" / "cpu" / "add.Tensor.json"
+    file.write_text(json.dumps([*entries(tmp_path), {"meta_info": 3}, "what"]))
+    with pytest.warns(StatorWarning, match="add.Tensor"):
+        assert compiled(tmp_path, X, 3) == third
+    with pytest.warns(StatorWarning):
+        assert compiled(tmp_path, X, 2) == second
+    assert Path(second).stat().st_size > 1000
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        compiled(tmp_path)
+    file.write_text("{")
+    with pytest.warns(StatorWarning, match="cannot be read"):
+        assert compiled(tmp_path, X, 3) == third
+    assert len(entries(tmp_path)) == 1
+
+
+def test_another_version_compiles_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = compiled(tmp_path)
+    monkeypatch.setattr(operators, "version", lambda _: "9.9")
+    after = compiled(tmp_path)
+    assert after != before
+    assert [entry["stator"] for entry in entries(tmp_path)] == ["9.9"]
+
+
+WRITER = """
+import sys, torch, stator
+from pathlib import Path
+from tests.package.test_operators import compiled, X
+for number in range(4):
+    compiled(Path(sys.argv[1]), X, number)
+"""
+
+
+def test_writers_at_the_same_time(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    running = [
+        subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], env=environment)
+        for _ in range(3)
+    ]
+    assert [one.wait() for one in running] == [0, 0, 0]
+    assert len(entries(tmp_path)) == 4
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    arguments: Any = ("aten", "add.Tensor", "cpu", True, add, (X, Y), {})
+    with pytest.raises(Unsupported, match="fixed sizes"):
+        stator.aoti_compile_with_persistent_cache(*arguments)
+    with pytest.raises(TypeError, match="takes no object"):
+        compiled(tmp_path, X, object())
+    with pytest.raises(OptionError, match="device"):
+        eager_ops.enable("aten", ["add.Tensor"], device="cuda")
+    for name in ("add_.Tensor", "t", "bernoulli", "nothing"):
+        with pytest.raises(OptionError):
+            eager_ops.enable("aten", [name])
+
+
+@pytest.fixture
+def enabled(tmp_path: Path) -> Iterator[Path]:
+    """Some operators of eager mode are compiled ones."""
+    names = ["add.Tensor", "gelu", "softmax.int", "var_mean.correction"]
+    eager_ops.enable("aten", names, options={"cache_dir": tmp_path})
+    try:
+        yield tmp_path
+    finally:
+        eager_ops.disable()
+
+
+def test_eager_mode_takes_the_kernels(enabled: Path) -> None:
+    x, y = torch.randn(5, 6), torch.randn(6)
+    expected = x.numpy() + y.numpy()
+    for _ in range(3):
+        torch.testing.assert_close((x + y).numpy(), expected)
+    assert len(entries(enabled)) == 1
+    one, _ = eager_ops._enabled["aten::add.Tensor"]
+    assert len(one.operator.entries) == 1
+    for number in (1, 0.5, True):
+        torch.testing.assert_close((x + number).numpy(), x.numpy() + number)
+    whole = torch.arange(3)
+    assert (whole + 1).dtype is torch.int64
+    assert (whole + 0.5).dtype is torch.float32
+    assert len(entries(enabled)) == 1  # there is no kernel for each number
+    torch.testing.assert_close(x.t() + x.t(), 2 * x.t())
+
+
+def test_gradients_flow_as_before(enabled: Path) -> None:
+    x = torch.randn(4, 4, requires_grad=True)
+    for _ in range(3):
+        (torch.nn.functional.gelu(x) + x).sum().backward()
+    found = x.grad
+    eager_ops.disable()
+    twin = x.detach().clone().requires_grad_()
+    for _ in range(3):
+        (torch.nn.functional.gelu(twin) + twin).sum().backward()
+    torch.testing.assert_close(found, twin.grad)
+
+
+def test_many_kinds_of_arguments(enabled: Path) -> None:
+    for size in range(1, 60):
+        x = torch.randn(size)
+        for _ in range(2):
+            assert torch.equal(x + x, 2 * x)
+    one, _ = eager_ops._enabled["aten::add.Tensor"]
+    assert len(one.operator.entries) == 59
+    assert one.operator.table.count == 128
+
+
+def test_threads(enabled: Path) -> None:
+    wrong: list[int] = []
+
+    def run(number: int) -> None:
+        for size in range(1, 8):
+            x = torch.full((size,), float(number))
+            if not torch.equal(x + x, 2 * x):
+                wrong.append(number)
+
+    threads = [Thread(target=run, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_disabled_again(enabled: Path) -> None:
+    eager_ops.disable()
+    torch.testing.assert_close(X + Y, torch.from_numpy(X.numpy() + Y.numpy()))
+    assert not (enabled / "aoti_eager").exists()
+
+
+def test_errors_are_eagers(enabled: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(RuntimeError, match="must match"):
+            torch.randn(3) + torch.randn(4)
