@@ -31,7 +31,7 @@ from benchmarks.results import conditions, markdown_table, write_section
 from benchmarks.spread import Spread
 
 BUILDS: Final = {"stator": "stator", "AOTInductor": "aoti"}
-CALLS: Final = 40  # of a model, each round
+CALLS: Final = 12  # of a model, each round
 
 
 class Small(nn.Module):

@@ -65,8 +65,8 @@ if is_installed():
     MODELS["resnet50_int8"] = _integer_model(
         convolutional.resnet50, convolutional.FULL, convolutional.TINY
     )
-    # Sums in another order round to other integers, layer after layer: whoever does not copy eager's
-    # order, ONNX Runtime included, ends 1.7% from it.
+    # Sums in another order round to other integers, layer after layer: whoever does not copy
+    # eager's order, ONNX Runtime included, ends 1.7% from it.
     MODELS["bert_int8"] = _integer_model(text.bert, text.BERT_BASE, text.TINY, rounding=0.03)
 
 

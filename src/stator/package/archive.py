@@ -93,7 +93,7 @@ class _Writer:
         return struct.pack("<HH", 0x4246, -at % PAGE) + bytes(-at % PAGE)
 
 
-def _in_chunks(pieces: Iterable[Any]) -> Iterator[bytes]:
+def _in_chunks(pieces: Iterable[Any]) -> Iterator[bytearray]:
     held = bytearray()
     for piece in pieces:
         view = memoryview(piece).cast("B")
@@ -103,10 +103,10 @@ def _in_chunks(pieces: Iterable[Any]) -> Iterator[bytes]:
             held += view[at : at + taken]
             at += taken
             if len(held) == CHUNK:
-                yield bytes(held)
-                held.clear()
+                yield held
+                held = bytearray()
     if held:
-        yield bytes(held)
+        yield held
 
 
 def _digest_around(file: IO[bytes], start: int, size: int, end: int) -> str:
