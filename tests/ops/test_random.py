@@ -451,7 +451,7 @@ def test_a_graph_that_runs_without_kernels_draws_the_same(monkeypatch: pytest.Mo
     torch.testing.assert_close(found, expected)
 
 
-def _fails(*arguments: Any) -> Any:
+def _fails(*arguments: Any, **options: Any) -> Any:
     raise NotImplementedError("for the test")
 
 
