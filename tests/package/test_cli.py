@@ -67,6 +67,14 @@ def test_build_of_an_exported_program(factory: Path, tmp_path: Path) -> None:
     assert stator.load(path)(torch.ones(7, 4)).shape == (7, 3)
 
 
+def test_a_package_for_training(tmp_path: Path) -> None:
+    path, model = tmp_path / "step.pt2", torch.nn.Linear(4, 3)
+    stator.aot_compile_joint(model, (torch.ones(2, 4),), options={"output_path": path})
+    assert "output 0: torch.float32 [2, 3]" in called("run", path)
+    assert "weight" in called("inspect", path)
+    assert "median" in called("bench", path, "--seconds", "0.05")
+
+
 def test_bench(built: Callable[[str], Path]) -> None:
     shown = called("bench", built("perceptron"), "--seconds", "0.05")
     assert all(word in shown for word in ("load", "first call", "median"))

@@ -63,7 +63,7 @@ def write_archive(path: Path, library: Library, linker: str | None, levels: Sequ
         "kind": "model",
         "in_spec": library.names.in_spec,
         "out_spec": library.names.out_spec,
-        "inputs": list(map(_told, library.inputs)),
+        "inputs": list(map(input_told, library.inputs)),
         "arguments": arguments_told(library.given),
         "outputs": list(library.outputs),
         "constants": constants_told(library.code.held),
@@ -113,7 +113,8 @@ def constants_told(held: Sequence[Held]) -> list[dict[str, Any]]:
     ]
 
 
-def _told(given: Input) -> dict[str, Any]:
+def input_told(given: Input) -> dict[str, Any]:
+    """One of the tensors that the caller gives."""
     return {
         "name": given.name,
         "dtype": str(given.dtype).removeprefix("torch."),

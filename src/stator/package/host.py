@@ -86,24 +86,9 @@ class _LibraryValues(Values):
 
     constants: dict[int, int] = field(default_factory=dict)  # a tensor's id -> its number
 
-    def make(self, made: Allocation) -> None:
-        """A tensor that may leave the program."""
-        frame = self.frame
-        slot, data = frame.new_handle(), frame.room(1)
-        code = frame.call(
-            "i32",
-            "stator_new_tensor",
-            f"i64 {frame.index(made.elements * made.dtype.itemsize)}",
-            f"i64 {len(made.size)}",
-            f"ptr {frame.array(made.size)}",
-            f"ptr {frame.array(made.stride)}",
-            f"i32 {scalar_type(made.dtype)}",
-            f"ptr {frame.handle_at(slot)}",
-            f"ptr {data}",
-        )
-        frame.require_memory(frame.is_zero(code))
-        self.places[made.name] = Handle(slot)
-        self.addresses[made.name] = frame.w.let(f"load ptr, ptr {data}")
+    def without_memory(self, code: str, made: Allocation, slot: int, data: str) -> None:
+        """Where a tensor could not be made, the run ends."""
+        self.frame.require_memory(self.frame.is_zero(code))
 
     def take(self, name: str, value: Any) -> None:
         """A constant of the graph."""

@@ -19,7 +19,13 @@ from stator.core.torch_types import Flat
 from stator.errors import Unsupported
 from stator.loops.index import Index
 from stator.package.archive import PAGE, write_package
-from stator.package.build import arguments_told, constants_told, library_files, manifest_of
+from stator.package.build import (
+    arguments_told,
+    constants_told,
+    input_told,
+    library_files,
+    manifest_of,
+)
 from stator.package.host import Input
 from stator.package.library import Blob, Code, lay_out, write_code
 from stator.package.planned import Planned
@@ -91,7 +97,8 @@ class _Caught:
 
 def _part(module: fx.GraphModule, name: str, plan: PlanGraph, levels: Sequence[int]) -> Part:
     outputs = _only_tensors(module)
-    inputs = {node.name: _input(node) for node in module.graph.find_nodes(op="placeholder")}
+    nodes = module.graph.find_nodes(op="placeholder")
+    inputs = {node.name: _input(node.name, node.meta.get("val")) for node in nodes}
     planned = plan(module, name)
     count = sum(isinstance(place, int) for place in outputs)
     names = Names([*inputs], [f"output_{number}" for number in range(count)], "", "")
@@ -111,16 +118,15 @@ def _only_tensors(module: fx.GraphModule) -> tuple[Any, ...]:
     return tuple(next(places) if isinstance(v, fx.Node) else ["constant", v] for v in values)
 
 
-def _input(node: fx.Node) -> Input:
-    value = node.meta.get("val")
+def _input(name: str, value: Any) -> Input:
     if not isinstance(value, torch.Tensor) or any(not isinstance(n, int) for n in value.size()):
         raise Unsupported(
             "package",
-            f"{node.name} is a number, or of a size that varies",
+            f"{name} is a number, or of a size that varies",
             hint="packages for training have fixed sizes",
         )
     sizes = tuple(Index.of(int(size)) for size in value.size())
-    return Input(node.name, value.dtype, sizes, tuple((int(n), int(n)) for n in value.size()))
+    return Input(name, value.dtype, sizes, tuple((int(n), int(n)) for n in value.size()))
 
 
 def write_joint(path: Path, joint: JointProgram, linker: str | None, levels: Sequence[int]) -> None:
@@ -141,20 +147,18 @@ def write_joint(path: Path, joint: JointProgram, linker: str | None, levels: Seq
         "kind": "joint",
         "in_spec": pytree.treespec_dumps(spec.in_spec),
         "out_spec": pytree.treespec_dumps(spec.out_spec),
-        "inputs": [],
+        "inputs": [
+            input_told(_input(name, exported.fakes[place]))
+            for place, name in exported.names.items()
+        ],
         "arguments": arguments_told(exported.arguments),
-        "outputs": _shown_outputs(joint.facts),
+        "outputs": list(range(len(joint.facts.program.outputs))),  # the facts know of constants
         "tensors": _tensors(exported),
         "constants": constants_told(held),
         "starts": starts,
         "parts": {name: list(part.outputs) for name, part in joint.parts.items()},
     }
     write_package(path, manifest, files, _chunks(list(blobs.values())))
-
-
-def _shown_outputs(facts: Facts) -> list[int]:
-    """All outputs: constants among them are in the facts."""
-    return list(range(len(facts.program.outputs)))
 
 
 def _tensors(exported: Exported) -> list[list[Any]]:

@@ -10,18 +10,17 @@ from typing import Any, Final
 
 import torch
 
-from stator.package.load import Model
 from stator.torch_api import pytree
 
 _INTEGERS: Final = ("uint8", "int8", "int16", "int32", "int64")
 
 
-def made_up_inputs(model: Model, *, vary: int = 0) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments that fit a package: normal numbers, or zeros where it takes integers.
+def made_up_inputs(model: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments that fit a loaded package: normal numbers, or zeros where it takes integers.
 
-    A size that may vary is its least, or 2 if it may be that, and `vary` more.
+    A size that may vary is its least, or 2 if it may be that.
     """
-    tensors = iter([_made_up(told, vary) for told in model.manifest["inputs"]])
+    tensors = iter([_made_up(told) for told in model.manifest["inputs"]])
     spec = pytree.treespec_loads(model.manifest["in_spec"])
     fixed = iter(model.manifest["arguments"])
     leaves = [next(tensors) if value == ["tensor"] else value[1] for value in fixed]
@@ -29,7 +28,7 @@ def made_up_inputs(model: Model, *, vary: int = 0) -> tuple[tuple[Any, ...], dic
     return tuple(args), dict(kwargs)
 
 
-def _made_up(told: dict[str, Any], vary: int) -> torch.Tensor:
+def _made_up(told: dict[str, Any]) -> torch.Tensor:
     known: dict[str, int] = {}
     size = []
     for one in told["size"]:
@@ -37,7 +36,7 @@ def _made_up(told: dict[str, Any], vary: int) -> torch.Tensor:
             size.append(one)
         else:
             text, low, high = one
-            known.setdefault(text, min(max(2, low) + vary, high))
+            known.setdefault(text, min(max(2, low), high))
             size.append(known[text])
     dtype = getattr(torch, told["dtype"])
     if told["dtype"] in _INTEGERS or dtype is torch.bool:

@@ -111,13 +111,18 @@ class Values:
             f"ptr {frame.handle_at(slot)}",
             f"ptr {data}",
         )
-        with frame.unless(frame.is_zero(code)):  # torch says why not, or finds memory after all
+        self.without_memory(code, made, slot, data)
+        self.places[made.name] = Handle(slot)
+        self.addresses[made.name] = frame.w.let(f"load ptr, ptr {data}")
+
+    def without_memory(self, code: str, made: Allocation, slot: int, data: str) -> None:
+        """Where a tensor could not be made: torch says why not, or finds memory after all."""
+        frame = self.frame
+        with frame.unless(frame.is_zero(code)):
             given = [self.sizes(made.size), self.sizes(made.stride), self.fixed(made.dtype)]
             self.to_handle(self.call_object(self.fixed(empty_strided), given), slot)
             handle = frame.load_handle(slot)
             frame.call("i32", "torch_get_mutable_data_ptr", f"ptr {handle}", f"ptr {data}")
-        self.places[made.name] = Handle(slot)
-        self.addresses[made.name] = frame.w.let(f"load ptr, ptr {data}")
 
     def take(self, name: str, value: Any) -> None:
         """A Python object of the table, under a name."""
