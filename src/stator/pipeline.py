@@ -34,7 +34,7 @@ from stator.core.fallback import note_fallback
 from stator.core.fuel import Fuel
 from stator.core.torch_types import Flat
 from stator.graph.capture import graph_runner
-from stator.graph.edit import CALLERS, EXTRAS, PART
+from stator.graph.edit import CALLERS, EXTRAS, PART, spread_lines
 from stator.graph.registry import with_registered
 from stator.graph.rules import apply_rules
 from stator.graph.run import CAPTURED, Ctx, GraphPass, dump_graph, run_passes
@@ -236,6 +236,7 @@ def _planned(
     label = dump_graph(module.graph, ctx, name)
     with ctx.record.stage(f"{name}/plan", len(module.graph.nodes)) as progress:
         plan = _plan(module, label, ctx, loads)
+    spread_lines(module.graph)
         progress.nodes = len(plan.steps)
     memory = plan_memory(plan)
     ctx.dump.write(f"{label}_plan.txt", lambda: f"{plan}\n\n{memory_text(plan, memory)}\n")

@@ -565,6 +565,11 @@ def decomposed_quantization() -> Any:
     return torch.ops.quantized_decomposed
 
 
+def sequence_number(history: Any) -> int:
+    """When autograd noted an operator: nodes recorded for it have the same number."""
+    return int(history._sequence_nr())
+
+
 def dispatch_keys(value: torch.Tensor) -> str:
     """The keys by which torch's dispatcher finds operators for a tensor."""
     return str(torch._C._dispatch_keys(value))

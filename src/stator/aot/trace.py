@@ -8,14 +8,15 @@ further placeholders, and autograd writes the backward into the same graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.traceback import preserve_node_meta
+from torch.fx.traceback import preserve_node_meta, set_stack_trace
 
 from stator.aot.metadata import (
     InputFact,
@@ -50,6 +51,7 @@ from stator.torch_api import (
     python_dispatcher,
     remember_numbers,
     saved_tensor_hooks_off,
+    sequence_number,
     to_functional,
     track_tensor_tree,
 )
@@ -230,7 +232,9 @@ class _Tracer:
             self.grad_layouts = [None] * len(self.roots)
             return []
         wanted = [root for root, need in zip(self.roots, needs, strict=True) if need]
-        self.custom_backward = any(_is_custom(output.grad_fn) for output in outputs)
+        history = list(_history(outputs))
+        self.custom_backward = any(map(_is_custom, history))
+        _carry_lines(history, _recorder().graph)
         try:
             with autocast_off():  # eager differentiates outside of the autocast region
                 found = iter(torch.autograd.grad(outputs, wanted, tangents, allow_unused=True))
@@ -356,21 +360,39 @@ class _Tracer:
         )
 
 
-def _is_custom(history: Any) -> bool:
-    """Whether a torch.autograd.Function, other than our own, stands somewhere behind `history`."""
+def _history(outputs: Iterable[torch.Tensor]) -> Iterator[Any]:
+    """Autograd's nodes behind `outputs`, each once."""
     seen: set[Any] = set()
-    stack = [history]
+    stack = [output.grad_fn for output in outputs]
     while stack:
         node = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if isinstance(node, torch.autograd.function.BackwardCFunction) and not isinstance(
-            node, _Enter._backward_cls
-        ):
-            return True
-        stack += [following for following, _ in node.next_functions]
-    return False
+        if node is not None and node not in seen:
+            seen.add(node)
+            yield node
+            stack += [following for following, _ in node.next_functions]
+
+
+def _is_custom(history: Any) -> bool:
+    """Whether it is a torch.autograd.Function, other than our own."""
+    return isinstance(
+        history, torch.autograd.function.BackwardCFunction
+    ) and not isinstance(history, _Enter._backward_cls)
+
+
+def _carry_lines(history: Iterable[Any], graph: fx.Graph) -> None:
+    """Give what autograd is about to record the lines of the operators that it differentiates."""
+    lines: dict[int, str] = {}
+    for node in graph.nodes:
+        # The first of a number: what is recorded without autograd's notice has the last one's.
+        if "seq_nr" in node.meta and node.meta.get("stack_trace"):
+            lines.setdefault(node.meta["seq_nr"], node.meta["stack_trace"])
+    for one in history:
+        if (line := lines.get(sequence_number(one))) is not None:
+            one.register_prehook(partial(_set_line, line))
+
+
+def _set_line(line: str, _: Any) -> None:
+    set_stack_trace([line])
 
 
 def _note_guilty(error: RuntimeError, graph: fx.Graph) -> None:

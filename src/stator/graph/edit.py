@@ -37,6 +37,26 @@ def is_effect(node: fx.Node) -> bool:
     )
 
 
+def spread_lines(graph: fx.Graph) -> None:
+    """Give nodes that passes made the user's line of what they read, else of who reads them."""
+    bare = [
+        node
+        for node in graph.nodes
+        if node.op == "call_function" and not node.meta.get("stack_trace")
+    ]
+    for node in bare:  # in order: lines go from one to the next
+        _take_line(node, node.all_input_nodes)
+    for node in reversed(bare):
+        _take_line(node, node.users)
+
+
+def _take_line(node: fx.Node, others: Iterable[fx.Node]) -> None:
+    if not node.meta.get("stack_trace"):
+        traces = (other.meta.get("stack_trace") for other in others if other.op != "placeholder")
+        if (found := next(filter(None, traces), None)) is not None:
+            node.meta["stack_trace"] = found
+
+
 def drop_unread(graph: fx.Graph) -> None:
     """Erase what nobody reads; effects, inputs and the output stay."""
     for node in reversed(list(graph.nodes)):

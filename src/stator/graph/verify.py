@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
 
 import torch
 from torch import fx
 
 from stator.errors import VerifyError
 from stator.torch_api import is_mutable_op
+
+_TORCH: Final = f"{Path(torch.__file__).parent}{os.sep}"
 
 
 def verify(graph: fx.Graph, after: str, *, functional: bool = True) -> None:
@@ -45,14 +51,18 @@ def is_input_update(node: fx.Node) -> bool:
 
 
 def user_line(node: fx.Node) -> str | None:
-    """`file:line` of the user's code that the node came from."""
+    """`file:line` of the user's code that the node came from: the innermost outside of torch."""
     trace = node.meta.get("stack_trace")
-    if not trace:
-        return None
+    return _innermost(trace) if trace else None
+
+
+@lru_cache(maxsize=1 << 14)  # nodes of one captured call share its trace
+def _innermost(trace: str) -> str | None:
     frames = re.findall(r'File "(.+?)"(?:, line (\d+))?', trace)
     if not frames:
         return None
-    file, line = frames[-1]
+    own = [frame for frame in frames if not frame[0].startswith(_TORCH)]
+    file, line = (own or frames)[-1]
     return f"{file}:{line}" if line else str(file)
 
 
