@@ -12,8 +12,17 @@ if TYPE_CHECKING:
     from stator.backend import compile as compile
     from stator.backend import compile_fx as compile_fx
     from stator.core.events import last_compilation as last_compilation
+    from stator.debug.compilers import backend_of as backend_of
+    from stator.debug.compilers import check_compile as check_compile
+    from stator.debug.compilers import debug_compile as debug_compile
+    from stator.debug.compilers import draw_compile as draw_compile
+    from stator.debug.compilers import draw_graph as draw_graph
+    from stator.debug.compilers import dump_compile as dump_compile
+    from stator.debug.compilers import nop as nop
+    from stator.debug.compilers import print_compile as print_compile
     from stator.debug.explain import explain as explain
     from stator.debug.memory_plan import memory_plan as memory_plan
+    from stator.debug.torchscript import ts_compile as ts_compile
     from stator.eager_ops import (
         aoti_compile_with_persistent_cache as aoti_compile_with_persistent_cache,
     )
@@ -48,6 +57,15 @@ _HOMES: Final[dict[str, str]] = {
     "compile": "stator.backend",
     "compile_fx": "stator.backend",
     "compile_fx_aot": "stator.ahead",
+    "backend_of": "stator.debug.compilers",
+    "check_compile": "stator.debug.compilers",
+    "debug_compile": "stator.debug.compilers",
+    "draw_compile": "stator.debug.compilers",
+    "draw_graph": "stator.debug.compilers",
+    "dump_compile": "stator.debug.compilers",
+    "nop": "stator.debug.compilers",
+    "print_compile": "stator.debug.compilers",
+    "ts_compile": "stator.debug.torchscript",
     "explain": "stator.debug.explain",
     "freeze": "stator.freezing",
     "fw_compiler_freezing": "stator.freezing",

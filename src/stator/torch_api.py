@@ -578,3 +578,18 @@ def dispatch_keys(value: torch.Tensor) -> str:
 def unregister(library: torch.library.Library) -> None:
     """Take back what a library registered."""
     library._destroy()
+
+
+@contextmanager
+def script_autocast_off() -> Iterator[None]:
+    """TorchScript adds no casts of autocast: they are in the graph already."""
+    before = torch._C._jit_set_autocast_mode(False)
+    try:
+        yield
+    finally:
+        torch._C._jit_set_autocast_mode(before)
+
+
+def remove_script_mutation(scripted: torch.jit.ScriptModule) -> None:
+    """Turn writes to a scripted module's own values into operators that return new ones."""
+    torch._C._jit_pass_remove_mutation(scripted.graph)
