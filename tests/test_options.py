@@ -11,7 +11,7 @@ import pytest
 import stator
 from stator import options
 from stator.errors import OptionError, StatorError
-from stator.options import MODES, Options, list_options, read_options
+from stator.options import FUELS, MODES, Options, list_options, read_options
 
 SWITCHES = [field.name for field in fields(Options) if isinstance(field.default, bool)]
 
@@ -21,9 +21,10 @@ TAKEN: dict[str, list[tuple[Any, Any]]] = {
     "cache_dir": [(None, None), ("a/folder", Path("a/folder")), (Path("b"), Path("b"))],
     "cache_limit": [(0, 0), (1 << 40, 1 << 40)],
     "remote_cache": [(None, None), ("s3://bucket/folder", "s3://bucket/folder")],
+    "logs": [((), ()), (["fusion", "passes"], ("fusion", "passes"))],
     "skip": [((), ()), (["a_pass"], ("a_pass",)), (("a", "b"), ("a", "b"))],
     "executor": [("native", "native"), ("python", "python")],
-    "fuel": [(None, None), (0, 0), (12, 12)],
+    **{name: [(None, None), (0, 0), (12, 12)] for name in FUELS},
     "memory_budget": [(0, 0), (0.25, 0.25), (1, 1)],
     "memory_limit": [
         *((None, None), (4096, 4096), ("8GiB", 8 << 30), ("512 MiB", 512 << 20)),
@@ -33,6 +34,7 @@ TAKEN: dict[str, list[tuple[Any, Any]]] = {
     "recompute_costs": [("flops", "flops"), ("profile", "profile")],
     "knapsack": [("dp", "dp"), ("ilp", "ilp"), ("greedy", "greedy")],
     "fuel_log": [(None, None), ("a/file", Path("a/file")), (Path("b"), Path("b"))],
+    "verify": [(True, True), (False, False), ("kernels", "kernels")],
     "verify_passes": [("graphs", "graphs"), ("values", "values")],
     "dump_dir": [(None, None), ("a/folder", Path("a/folder")), (Path("b"), Path("b"))],
 }
@@ -42,15 +44,17 @@ REFUSED: dict[str, list[Any]] = {
     "cache_dir": [3, True, ["a"]],
     "cache_limit": ["much", 1.5, -1, True, None],
     "remote_cache": ["", 3, True],
+    "logs": ["fusion", ["fusoin"], [1]],
     "skip": ["a_pass", [1], ["a_pass", None]],
     "executor": ["c++", None, 1],
-    "fuel": ["much", 1.5, -1, True],
+    **{name: ["much", 1.5, -1, True] for name in FUELS},
     "memory_budget": [-0.1, 1.1, "half", True, None],
     "memory_limit": [0, -1, "much", "", "8 GiBs", "1.2.3GiB", ".", "5ib", 1.5, True],
     "save_policy": ["save", 3],
     "recompute_costs": ["guess", None],
     "knapsack": ["best", None],
     "fuel_log": [3, True, ["a"]],
+    "verify": [1, 0, "graphs", None],
     "verify_passes": ["everything", None, True],
     "dump_dir": [3, True, ["a"]],
 }

@@ -56,8 +56,12 @@ def build(
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def bisect(ctx: typer.Context, script: str) -> None:
-    """Find the rewrite with which a script fails (exits with an error) first."""
+def bisect(
+    ctx: typer.Context,
+    script: str,
+    timeout: Annotated[float, typer.Option(help="Seconds, after which it hangs.")] = 120.0,
+) -> None:
+    """Find the rewrite, pass or kernel with which a script fails (exits with an error) first."""
     from rich.progress import Progress
 
     from stator.debug.bisect import bisect as find
@@ -68,13 +72,14 @@ def bisect(ctx: typer.Context, script: str) -> None:
         try:
             guilty = find(
                 [script, *ctx.args],
-                lambda good, bad: progress.update(task, description=f"between {good} and {bad}"),
+                lambda what, good, bad: progress.update(
+                    task, description=f"{what} between {good} and {bad}"
+                ),
+                timeout=timeout,
             )
         except StatorError as error:
             raise typer.BadParameter(str(error), param_hint="script") from error
-    typer.echo(f"rewrite {guilty.number}, found in {guilty.runs} runs:")
-    for rewrite in guilty.rewrites:
-        typer.echo(f"  {rewrite}")
+    typer.echo(f"found in {guilty.runs} runs: {guilty}")
 
 
 @app.command(

@@ -25,8 +25,11 @@ MODES: Final[Mapping[str, Mapping[str, Any]]] = {
 
 EXECUTORS: Final = ("native", "python")
 CHECKS: Final = ("graphs", "values")  # what is verified after a pass
+FUELS: Final = ("fuel", "pass_fuel", "kernel_fuel")  # what can be counted and stopped
 COSTS: Final = ("flops", "profile")  # where costs of recomputing come from
 KNAPSACKS: Final = ("dp", "ilp", "greedy")  # what fills a memory budget
+# Subjects of the log, each with a logger of its own: stator.stages, …
+LOGS: Final = ("stages", "passes", "partition", "fusion", "calls", "kernels", "memory", "cache")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +40,12 @@ class Options:
     kernels: bool = True  # fuse operators into native CPU kernels; off: torch runs them all
     executor: str = "native"  # what runs between kernels: "native" code, or "python" for debugging
     fallback_random: bool = False  # with kernels: eager's own random bits, drawn by torch
-    verify: bool = True  # check every graph after every pass
+    verify: bool | str = True  # check graphs after passes; "kernels": each kernel beside eager too
     verify_passes: str = "graphs"  # "values": also run each graph before and after each pass
     skip: tuple[str, ...] = ()  # names of passes and rules to leave out
     fuel: int | None = None  # how many rewrites may fire; None: all
+    pass_fuel: int | None = None  # how many passes may run; None: all
+    kernel_fuel: int | None = None  # how many operators may become kernels; None: all
     fuel_log: Path | None = field(default=None, metadata=UNKEYED)  # each rewrite is written here
     freezing: bool = False  # inference: weights are constants, folded and packed once
     discard_parameters: bool = False  # with freezing: weights are given back once they are packed
@@ -57,6 +62,10 @@ class Options:
     cache_limit: int = field(default=2 << 30, metadata=UNKEYED)  # bytes it may take
     remote_cache: str | None = field(default=None, metadata=UNKEYED)  # URL of a shared folder
     dump_dir: Path | None = field(default=None, metadata=UNKEYED)  # text of every stage goes here
+    explain: bool = field(default=False, metadata=UNKEYED)  # note all that an explanation tells
+    profile_ranges: bool = False  # torch.profiler sees each kernel and call, with the user's line
+    logs: tuple[str, ...] = field(default=(), metadata=UNKEYED)  # subjects to log: "fusion", …
+    progress: bool = field(default=True, metadata=UNKEYED)  # a bar while compiling takes long
 
     @property
     def saves_memory(self) -> bool:
@@ -89,24 +98,47 @@ def read_options(
 
 
 def _from_environment() -> dict[str, Any]:
-    """STATOR_DUMP, _CACHE (0: off), _CACHE_DIR, _REMOTE_CACHE, _FUEL, _FUEL_LOG, _EXPLAIN_…"""
+    """STATOR_DUMP, _CACHE (0: off), _CACHE_DIR, _REMOTE_CACHE, _…FUEL, _FUEL_LOG, _EXPLAIN…, _LOGS"""
     names = {"STATOR_DUMP": "dump_dir", "STATOR_CACHE_DIR": "cache_dir"}
     names |= {"STATOR_REMOTE_CACHE": "remote_cache", "STATOR_FUEL_LOG": "fuel_log"}
     told: dict[str, Any] = {
         option: os.environ[name] for name, option in names.items() if os.environ.get(name)
     }
-    if fuel := os.environ.get("STATOR_FUEL"):
-        told["fuel"] = int(fuel) if fuel.isdecimal() else fuel  # the latter is refused
-    if os.environ.get("STATOR_EXPLAIN_MEMORY") == "1":
-        told["explain_memory"] = True
+    for option in FUELS:
+        if fuel := os.environ.get(f"STATOR_{option.upper()}"):
+            told[option] = int(fuel) if fuel.isdecimal() else fuel  # the latter is refused
+    if executor := os.environ.get("STATOR_EXECUTOR"):
+        told["executor"] = executor
+    for option in ("explain", "explain_memory"):
+        if os.environ.get(f"STATOR_{option.upper()}") == "1":
+            told[option] = True
+    if logs := os.environ.get("STATOR_LOGS"):
+        told["logs"] = tuple(name.strip() for name in logs.split(",") if name.strip())
     return {**told, "cache": False} if os.environ.get("STATOR_CACHE") == "0" else told
 
 
-def environment_for(fuel: int | None, log: Path) -> dict[str, str]:
-    """The environment of a process whose rewrites are limited, and written down."""
-    others = {name: value for name, value in os.environ.items() if name != "STATOR_FUEL"}
-    limit = {} if fuel is None else {"STATOR_FUEL": str(fuel)}
+def environment_for(
+    fuel: int | None, log: Path, limits: Mapping[str, int | str] | None = None
+) -> dict[str, str]:
+    """The environment of a process whose rewrites are limited, and written down.
+
+    `limits` are further options that the environment can say, by name.
+    """
+    told = {name: None for name in (*FUELS, "executor")} | {"fuel": fuel, **(limits or {})}
+    names = {f"STATOR_{name.upper()}": value for name, value in told.items()}
+    others = {name: value for name, value in os.environ.items() if name not in names}
+    limit = {name: str(value) for name, value in names.items() if value is not None}
     return {**others, **limit, "STATOR_FUEL_LOG": str(log), "STATOR_CACHE": "0"}
+
+
+def eager_environment() -> dict[str, str]:
+    """The environment of a process in which torch.compile leaves programs as they are."""
+    return {**os.environ, "TORCH_COMPILE_DISABLE": "1"}
+
+
+def wanted_fault() -> str | None:
+    """STATOR_FAULT: `module:function:arguments`, by which a test puts a bug into the compiler."""
+    return os.environ.get("STATOR_FAULT") or None
 
 
 def cache_folder(options: Options) -> Path:
@@ -128,7 +160,7 @@ def _checked(name: str, value: Any) -> Any:
     wanted, accepts = _WANTED.get(name, ("True or False", lambda given: isinstance(given, bool)))
     if not accepts(value):
         raise _wrong_type(name, value, wanted)
-    if name == "skip":
+    if name in ("skip", "logs"):
         return tuple(value)
     if name == "memory_limit" and isinstance(value, str):
         return read_bytes(value)
@@ -170,6 +202,10 @@ def _is_path(value: Any) -> bool:
 # What an option wants, in words, and whether a value is that; the others are switches.
 _WANTED: Final[Mapping[str, tuple[str, Callable[[Any], bool]]]] = {
     "executor": (" or ".join(map(repr, EXECUTORS)), lambda value: value in EXECUTORS),
+    "verify": (
+        "True, False or 'kernels'",
+        lambda value: isinstance(value, bool) or value == "kernels",
+    ),
     "verify_passes": (" or ".join(map(repr, CHECKS)), lambda value: value in CHECKS),
     "skip": ("a tuple of pass names", _are_names),
     "memory_budget": ("a number from 0 (keep inputs alone) to 1 (the quickest way)", _is_share),
@@ -181,10 +217,16 @@ _WANTED: Final[Mapping[str, tuple[str, Callable[[Any], bool]]]] = {
     "recompute_costs": (" or ".join(map(repr, COSTS)), lambda value: value in COSTS),
     "knapsack": (" or ".join(map(repr, KNAPSACKS)), lambda value: value in KNAPSACKS),
     "fuel": ("a count, or None", lambda value: value is None or _is_count(value)),
+    "pass_fuel": ("a count, or None", lambda value: value is None or _is_count(value)),
+    "kernel_fuel": ("a count, or None", lambda value: value is None or _is_count(value)),
     "cache_dir": ("a path", _is_path),
     "cache_limit": ("a count of bytes", _is_count),
     "remote_cache": ("a URL, or None", lambda value: value is None or _is_url(value)),
     "dump_dir": ("a path", _is_path),
+    "logs": (
+        f"a tuple of some of {', '.join(LOGS)}",
+        lambda value: _are_names(value) and set(value) <= set(LOGS),
+    ),
     "fuel_log": ("a path", _is_path),
 }
 _PATHS: Final = ("dump_dir", "cache_dir", "fuel_log")

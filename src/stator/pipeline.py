@@ -38,7 +38,7 @@ from stator.graph.edit import CALLERS, EXTRAS, PART, spread_lines
 from stator.graph.registry import with_registered
 from stator.graph.rules import apply_rules
 from stator.graph.run import CAPTURED, Ctx, GraphPass, dump_graph, run_passes
-from stator.options import Options
+from stator.options import FUELS, Options
 from stator.package.planned import Planned
 from stator.passes.freezing.drop_casts import drop_casts
 from stator.passes.freezing.fold_batch_norm import fold_batch_norm
@@ -86,6 +86,7 @@ from stator.runtime.native.image import why_not_native
 from stator.runtime.native.prelude import hold_no_spare
 from stator.runtime.plan import Plan, make_plan
 from stator.runtime.python import load_plan
+from stator.runtime.verified import Watch
 from stator.torch_api import LazyGraphModule
 
 PRE_GRAD: Final[tuple[GraphPass, ...]] = (
@@ -150,8 +151,11 @@ def make_tools(
     stay the same from call to call.
     """
     kept = tuple(examples) if options.verify_passes == "values" else ()
-    fuel = Fuel(options.fuel, log=options.fuel_log, label=f"compilation {record.number}")
-    ctx = Ctx(options, fuel, record, kept)
+    log, label = options.fuel_log, f"compilation {record.number}"
+    fuel = Fuel(options.fuel, log=log, label=label)
+    pass_fuel = Fuel(options.pass_fuel, log=log, label=f"{label}, passes")
+    kernel_fuel = Fuel(options.kernel_fuel, log=log, label=f"{label}, operators")
+    ctx = Ctx(options, fuel, record, kept, pass_fuel, kernel_fuel)
 
     def compile_graph(module: fx.GraphModule, name: str) -> CompiledGraph:
         return compile_half(module, name, ctx)
@@ -187,9 +191,8 @@ def _wish(options: Options, record: Compilation) -> Wish:
 def foreseen_peak(halves: Split, ctx: Ctx) -> int:
     """Bytes that a step under a cut would hold at most, from finished plans."""
     record = Compilation(inputs=halves.inputs, outputs=halves.outputs)
-    trial = replace(
-        ctx, record=record, fuel=Fuel(None), options=replace(ctx.options, dump_dir=None)
-    )
+    free = {name: Fuel(None) for name in FUELS}
+    trial = replace(ctx, record=record, options=replace(ctx.options, dump_dir=None), **free)
     for module, name in ((halves.forward, "forward"), (halves.backward, "backward")):
         if module is not None:
             graph = fx.Graph()
@@ -212,7 +215,7 @@ def compile_half(module: fx.GraphModule, name: str, ctx: Ctx) -> CompiledGraph:
     constants = take_constants(module.graph, frozen=freezing, discards=discards)
     plan, memory, label = _planned(module, name, ctx)
     with ctx.record.stage(f"{name}/executor", len(plan.steps)):
-        compiled = _executor(plan, memory, (name, label), ctx)
+        compiled = _executor(module, plan, memory, (name, label), ctx)
     if not constants.recipes:
         return compiled
     image = None if compiled.image is None else Furnished(compiled.image, constants)
@@ -234,9 +237,9 @@ def _planned(
 ) -> tuple[Plan, Memory, str]:
     """A rewritten graph, planned; the record knows what it will hold."""
     label = dump_graph(module.graph, ctx, name)
+    spread_lines(module.graph)
     with ctx.record.stage(f"{name}/plan", len(module.graph.nodes)) as progress:
         plan = _plan(module, label, ctx, loads)
-    spread_lines(module.graph)
         progress.nodes = len(plan.steps)
     memory = plan_memory(plan)
     ctx.dump.write(f"{label}_plan.txt", lambda: f"{plan}\n\n{memory_text(plan, memory)}\n")
@@ -260,9 +263,14 @@ def _dying_inputs(graph: fx.Graph, record: Compilation) -> list[Own]:
     return list(own.values())
 
 
-def _executor(plan: Plan, memory: Memory, names: tuple[str, str], ctx: Ctx) -> CompiledGraph:
+def _executor(
+    module: fx.GraphModule, plan: Plan, memory: Memory, names: tuple[str, str], ctx: Ctx
+) -> CompiledGraph:
     """A function that runs the plan: native where the options and the machine allow."""
     name, label = names
+    if ctx.options.verify == "kernels":
+        ctx.record.notes.append(f"{name}: runs from Python, each kernel beside eager")
+        return CompiledGraph(load_plan(plan, name, Watch(module, plan, name)))
     ctx.dump.write(f"{label}_program.py", lambda: program_text(plan, load_plan(plan, name)))
     reason = "Options.executor" if ctx.options.executor == "python" else why_not_native()
     if reason is None:
@@ -279,7 +287,8 @@ def _plan(module: fx.GraphModule, name: str, ctx: Ctx, loads: bool) -> Plan:
     """With native kernels where the options allow; if they cannot be built, torch runs all."""
     if ctx.options.kernels:
         try:
-            return plan_kernels(module, ctx.record, name, ctx.dump, loads=loads)
+            fuel = ctx.kernel_fuel
+            return plan_kernels(module, ctx.record, name, ctx.dump, loads=loads, fuel=fuel)
         except Exception as error:
             note_fallback(error, ctx.record, ctx.options.strict)
     return make_plan(module)

@@ -23,6 +23,7 @@ from stator.cache.fingerprint import NoKey, fingerprint, user_lines
 from stator.cache.programs import FoundBackward, Programs, StoredProgram
 from stator.cache.remote import Remote
 from stator.cache.store import Store
+from stator.core import faults
 from stator.core.events import Compilation
 from stator.core.torch_types import Flat
 from stator.errors import CompileError
@@ -57,7 +58,7 @@ def find_programs(
     weights: frozenset[int] = frozenset(),
 ) -> Programs | None:
     """Where the graph's programs are kept; None if they are not, and the record says why."""
-    reason = why_not_cached(options)
+    reason = "a fault is set" if faults.SET else why_not_cached(options)
     if reason is not None:
         record.cache = f"off: {reason}"
         return None

@@ -247,7 +247,8 @@ OPTIONS: Final[dict[str, Any]] = {
     "verify": False,
     "verify_passes": "values",
     "skip": ("drop_noops",),
-    "fuel": 3,
+    "profile_ranges": True,
+    **{"fuel": 3, "pass_fuel": 3, "kernel_fuel": 3},
     "freezing": True,
     "discard_parameters": True,
     "pack_weights": False,
@@ -271,6 +272,7 @@ def test_options_of_the_cache_and_of_dumps_are_not_in_the_key(tmp_path: Path) ->
         "cache_limit": 1,
         "dump_dir": tmp_path,
         "fuel_log": tmp_path / "log",
+        **{"explain": True, "logs": ("fusion",), "progress": False},
     }
 
     assert key_of(doubled, X, remote_cache="memory://x", **changed) == key_of(doubled, X)

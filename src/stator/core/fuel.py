@@ -22,7 +22,11 @@ class Fuel:
                 return False
             self.left -= 1
         self.spent.append(what)
+        self.note(str(len(self.spent)), what)
+        return True
+
+    def note(self, key: str, what: str) -> None:
+        """Write something more into the log, if there is one."""
         if self.log is not None:
             with self.log.open("a", encoding="utf-8") as file:
-                file.write(f"{self.label}\t{len(self.spent)}\t{what}\n")
-        return True
+                file.write(f"{self.label}\t{key}\t{what}\n")

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from stator.core import faults
 from stator.errors import CompileError
 from stator.graph.build import Builder, overload_of
 from stator.graph.match import (
@@ -212,6 +213,8 @@ class Rewriter:
         except (RuntimeError, ValueError, IndexError):  # these values do not go into the right side
             builder.take_back()
             return False
+        if faults.SET:
+            after = faults.strike("rule", after, one.name, builder, bound)
         several = isinstance(after, tuple | list)
         results = list(after) if several else [after]
         fit = len(results) == len(outputs) and not any(

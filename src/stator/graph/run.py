@@ -8,12 +8,17 @@ from typing import Any, Final, Protocol
 
 from torch import fx
 
+from stator.core import faults
 from stator.core.dump import Dump
-from stator.core.events import Compilation
+from stator.core.events import Compilation, Details, NodeText, PassNote
 from stator.core.fuel import Fuel
+from stator.core.logs import logger
 from stator.graph.compare import Before
+from stator.graph.text import graph_text
 from stator.graph.verify import verify
 from stator.options import Options
+
+log: Final = logger("passes")
 
 CAPTURED: Final = "captured"  # what the graph is called that Dynamo captured
 
@@ -23,9 +28,11 @@ class Ctx:
     """What a pass may use beside its graph."""
 
     options: Options = field(default_factory=Options)
-    fuel: Fuel = field(default_factory=Fuel)
+    fuel: Fuel = field(default_factory=Fuel)  # for rewrites
     record: Compilation = field(default_factory=Compilation)
     examples: tuple[Any, ...] = ()  # the user's inputs, where values are compared
+    pass_fuel: Fuel = field(default_factory=Fuel)
+    kernel_fuel: Fuel = field(default_factory=Fuel)  # for operators that become kernels
 
     @property
     def dump(self) -> Dump:
@@ -48,6 +55,9 @@ def run_passes(passes: Iterable[GraphPass], graph: fx.Graph, ctx: Ctx, name: str
         if pass_.__name__ in ctx.options.skip:
             ctx.record.notes.append(f"{name}: {pass_.__name__} skipped by Options.skip")
             continue
+        if not ctx.pass_fuel.spend(f"{name}/{pass_.__name__}"):
+            ctx.record.notes.append(f"{name}: {pass_.__name__} skipped by Options.pass_fuel")
+            continue
         run_pass(pass_, graph, ctx, name)
 
 
@@ -56,9 +66,16 @@ def run_pass(pass_: GraphPass, graph: fx.Graph, ctx: Ctx, name: str) -> int:
     label = f"{name}/{pass_.__name__}"
     before = str(graph) if ctx.options.dump_dir else ""
     values = Before.of(graph, ctx.examples) if ctx.options.verify_passes == "values" else None
+    noting = _Noting.of(graph, ctx, name)
     with ctx.record.stage(label, len(graph.nodes)) as progress:
         progress.changed = pass_(graph, ctx)
+        if faults.SET:
+            about = (pass_.__name__, graph, ctx.fuel)
+            progress.changed = faults.strike("pass", progress.changed, *about)
         progress.nodes = len(graph.nodes)
+    log.debug("%s: %d rewrites, %d nodes", label, progress.changed, progress.nodes)
+    if noting is not None:
+        noting.finish(pass_.__name__, progress.changed)
     number = f"{len(ctx.record.stages):03}"
     ctx.dump.write(f"{number}_{pass_.__name__}_before.txt", lambda: before)
     ctx.dump.write(f"{number}_{pass_.__name__}_after.txt", lambda: str(graph))
@@ -67,6 +84,38 @@ def run_pass(pass_: GraphPass, graph: fx.Graph, ctx: Ctx, name: str) -> int:
     if values is not None and progress.changed:
         values.compare(graph, after=label)
     return progress.changed
+
+
+@dataclass(frozen=True, slots=True)
+class _Noting:
+    """Takes down what a pass does, where an explanation is asked for."""
+
+    graph: fx.Graph
+    ctx: Ctx
+    name: str
+    details: Details
+    before: tuple[NodeText, ...]
+    spent: int
+
+    @staticmethod
+    def of(graph: fx.Graph, ctx: Ctx, name: str) -> _Noting | None:
+        """Begin; None if nobody asks."""
+        details = ctx.record.details
+        if details is None:
+            return None
+        before = details.texts.get(name, ())
+        if [line[0] for line in before] != [node.name for node in graph.nodes]:
+            before = graph_text(graph)
+        return _Noting(graph, ctx, name, details, before, len(ctx.fuel.spent))
+
+    def finish(self, pass_name: str, changed: int) -> None:
+        """Note what changed, and the names of the rewrites."""
+        after = graph_text(self.graph) if changed else self.before
+        self.details.texts[self.name] = after
+        rewrites = tuple(self.ctx.fuel.spent[self.spent :])
+        seconds = self.ctx.record.stages[-1].seconds
+        note = PassNote(self.name, pass_name, seconds, rewrites, self.before, after)
+        self.details.passes.append(note)
 
 
 def dump_graph(graph: fx.Graph, ctx: Ctx, name: str) -> str:

@@ -15,7 +15,9 @@ from typing import Any, Final
 import torch
 from torch import fx
 
+from stator.core import faults
 from stator.core.dtypes import DType, from_torch
+from stator.core.fuel import Fuel
 from stator.graph.edit import KEPT
 from stator.loops.build import Body, apply, cast, const
 from stator.loops.index import Axis, Index, Symbol
@@ -73,7 +75,10 @@ class Lowering:
     real: set[fx.Node] = field(default_factory=set)  # nodes whose tensor exists at run time
     reasons: dict[str, str] = field(default_factory=dict)  # node -> why torch executes it
     sizes: Sizes = field(default_factory=Sizes)
+    fuel: Fuel = field(default_factory=Fuel)  # for operators that become loops
     count: int = 0
+    current: fx.Node | None = None  # the one that is being lowered
+    makers: dict[str, fx.Node] = field(default_factory=dict)  # of buffers that no node is called as
 
     def run(self) -> list[Item]:
         """Lower every node, in order."""
@@ -176,7 +181,10 @@ class Lowering:
 
     def _name(self, hint: str) -> str:
         self.count += 1
-        return f"_{hint}{self.count}"
+        name = f"_{hint}{self.count}"
+        if self.current is not None:
+            self.makers[name] = self.current
+        return name
 
     def _compute(
         self, loops: _Loops, value: Expr, dtype: DType, stride: tuple[Index, ...] | None = None
@@ -210,6 +218,7 @@ class Lowering:
             self.values[node] = from_memory(node, self.sizes)
 
     def _call(self, node: fx.Node) -> None:
+        self.current = node
         if node.target is operator.getitem and isinstance(self.values.get(node.args[0]), tuple):
             part = self.values[node.args[0]][node.args[1]]
             if part is not None:
@@ -229,6 +238,8 @@ class Lowering:
         value, count = None, len(self.items)
         if reason is None:
             value = self._rule(node)
+            if faults.SET:
+                value = faults.strike("lower", value, node)
             reason = None if value is not None else "its rule does not take these arguments"
         if value is None:
             self._extern(node, reason)
@@ -284,7 +295,7 @@ class Lowering:
             taken = Value | Index | Number if target in table.POINTWISE else Value | Index
             if not isinstance(self.values.get(source), taken):
                 return f"{source.name} is not a tensor that loops can read"
-        return None
+        return None if self.fuel.spend(f"{target}: {node.name}") else "Options.kernel_fuel"
 
     def _rule(self, node: fx.Node) -> Any:
         args = fx.map_arg(node.args, self._current)
@@ -378,6 +389,8 @@ class Lowering:
         expr, tensor = value.load(point_of(loops.outer)), node.meta["val"]
         stride = layout_of(tensor, self.sizes)[1]
         dtype = result_of(tensor, self.sizes).dtype
+        if faults.SET:
+            stride, dtype = faults.strike("layout", (stride, dtype), node)
         self.values[node] = self._compute(loops, expr, dtype, stride)
 
     def _extern(self, node: fx.Node, reason: str | None) -> None:

@@ -11,6 +11,7 @@ from stator.codegen.llvm.backend import load_kernels
 from stator.core.dtypes import TORCH_DTYPES
 from stator.core.dump import Dump
 from stator.core.events import Compilation
+from stator.core.fuel import Fuel
 from stator.graph.edit import EARLY, KEPT
 from stator.loops.index import Index
 from stator.loops.ir import Kernel
@@ -27,6 +28,7 @@ from stator.runtime.dump import (
     loops_text,
     schedule_text,
 )
+from stator.runtime.origins import Lowered
 from stator.runtime.plan import (
     Allocation,
     Constant,
@@ -50,10 +52,19 @@ from stator.torch_api import OpOverload
 
 
 def plan_kernels(
-    module: fx.GraphModule, record: Compilation, name: str, dump: Dump, *, loads: bool = True
+    module: fx.GraphModule,
+    record: Compilation,
+    name: str,
+    dump: Dump,
+    *,
+    loads: bool = True,
+    fuel: Fuel | None = None,
 ) -> Plan:
-    """A plan in which fused loops run as native kernels; `loads`: in this process, and now."""
-    lowering = Lowering(module)
+    """A plan in which fused loops run as native kernels; `loads`: in this process, and now.
+
+    `fuel` is spent on operators that become loops; torch runs those that get none.
+    """
+    lowering = Lowering(module, fuel=fuel or Fuel())
     items = lowering.run()
     _count(module.graph, items, record)
     dump.write(f"{name}_loops.txt", lambda: loops_text(items))
@@ -62,10 +73,6 @@ def plan_kernels(
     late = any(node.meta.get(EARLY) for node in module.graph.nodes)
     fused = fuse(items, lowering.sizes, returned, late=late)
     dump.write(f"{name}_schedule.txt", lambda: schedule_text(fused))
-    record.notes += [f"{name}: not fused: {reason}" for reason in fused.refusals]
-    record.notes += [
-        f"{name}: {node} stays with torch: {reason}" for node, reason in lowering.reasons.items()
-    ]
     wanted = _read_outside(fused.groups, output)
     kernels = {
         group: build_kernel(f"kernel_{number}", group, wanted[group], lowering.sizes)
@@ -74,29 +81,23 @@ def plan_kernels(
     }
     updates = update_in_place(fused.groups, kernels, lowering.sizes, returned)
     over = overwrite_dying(fused.groups, updates.kernels, lowering.sizes, updates.targets, returned)
-    nameless = [canonical(kernel) for kernel in over.kernels.values()]
+    _note_kernels(lowering, over.kernels)
+    lowered = Lowered(lowering, fused, over.kernels)
+    lowered.note(name, record)
     dump.write(f"{name}_kernels.txt", lambda: kernels_text(list(over.kernels.values())))
     targets = {**updates.targets, **over.targets}
     launches = {
-        group: _launch(group, kernel, found, targets)
-        for (group, kernel), found in zip(over.kernels.items(), nameless, strict=True)
+        group: _launch(group, kernel, canonical(kernel), targets)
+        for group, kernel in over.kernels.items()
     }
-    in_order = [
-        step
-        for group in fused.groups
-        if group not in updates.copies
-        for step in (
-            launches.get(group) or _alone(module, group, lowering.sizes),
-            *_renamed(group, over.targets),
-        )
-    ]
+    kept = [group for group in fused.groups if group not in updates.copies]
+    in_order = _in_order(lowering, kept, launches, over.targets)
     steps = join_launches(in_order, lowering.sizes.hint)
     # Before it is compiled: what LLVM refuses can be read.
     dump.write(f"{name}.ll", lambda: llvm_text(steps))
     dump.write(f"{name}.s", lambda: assembly_text(steps))
-    wanted_code = [step.nameless for step in steps if isinstance(step, Launch | Together)]
-    code = load_kernels(wanted_code) if loads else [None] * len(wanted_code)
-    entries = dict(zip(wanted_code, code, strict=True))
+    launched = [step.nameless for step in steps if isinstance(step, Launch | Together)]
+    code = load_kernels(launched) if loads else [None] * len(launched)
     placeholders = [node.name for node in module.graph.find_nodes(op="placeholder")]
     return Plan(
         tuple(placeholders),
@@ -104,10 +105,45 @@ def plan_kernels(
         output.args[0],
         _layouts(lowering),
         {symbol.name: source for symbol, source in lowering.sizes.sources.items()},
-        entries,
+        dict(zip(launched, code, strict=True)),
         dict(lowering.sizes.hints),
         frozenset(node.name for node in module.graph.nodes if node.meta.get(KEPT)),
+        lowered.origins,
     )
+
+
+def _in_order(
+    lowering: Lowering,
+    groups: Sequence[Group],
+    launches: Mapping[Group, Launch],
+    targets: Mapping[str, str],
+) -> list[Step]:
+    """A launch or a call for each group, and the names of what a kernel wrote over other values."""
+    return [
+        step
+        for group in groups
+        for step in (
+            launches.get(group) or _alone(lowering.module, group, lowering.sizes),
+            *_renamed(group, targets),
+        )
+    ]
+
+
+def _note_kernels(lowering: Lowering, kernels: Mapping[Group, Kernel]) -> None:
+    """In the log of the fuel: the kernel that computes each operator that became loops.
+
+    A value that is not in memory is computed where it is read, maybe in several kernels.
+    """
+    if lowering.fuel.log is None:
+        return
+    found = {member.name: kernel for group, kernel in kernels.items() for member in group.members}
+    within: dict[str, list[str]] = {}
+    for node in reversed(lowering.module.graph.nodes):
+        read = dict.fromkeys(name for user in node.users for name in within.get(user.name, ()))
+        within[node.name] = [found[node.name].name] if node.name in found else list(read)
+    for name, where in within.items():
+        if where:
+            lowering.fuel.note(name, ", ".join(where))
 
 
 def _count(graph: fx.Graph, items: Sequence[Item], record: Compilation) -> None:

@@ -10,6 +10,7 @@ from threading import Lock
 from typing import Any, Final
 
 from stator.codegen.llvm import jit
+from stator.core import faults
 from stator.loops.access import nodes
 from stator.loops.ir import Kernel
 
@@ -40,12 +41,14 @@ _lock: Final = Lock()
 
 def load_kernels(kernels: Sequence[Kernel]) -> list[Entry]:
     """The code of each kernel; those not seen before are compiled, side by side."""
+    # With a fault, neither is found what was right nor kept what is wrong.
+    known: dict[Kernel, Entry] = {} if faults.SET else _compiled
     with _lock:
-        fresh = [kernel for kernel in dict.fromkeys(kernels) if kernel not in _compiled]
+        fresh = [kernel for kernel in dict.fromkeys(kernels) if kernel not in known]
         for share, module in _load_side_by_side(_shares(fresh)):
             for kernel, own in zip(share, module.kernels, strict=True):
-                _compiled[kernel] = Entry(own.name, module)
-        return [_compiled[kernel] for kernel in kernels]
+                known[kernel] = Entry(own.name, module)
+        return [known[kernel] for kernel in kernels]
 
 
 def _load_side_by_side(shares: list[list[Kernel]]) -> list[tuple[list[Kernel], jit.Module]]:
