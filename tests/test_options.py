@@ -174,7 +174,7 @@ def test_where_things_are_written_stays_out_of_a_cache_key() -> None:
     unkeyed = [field.name for field in fields(Options) if not field.metadata.get("keyed", True)]
 
     paths = ["cache_dir", "cache_limit", "remote_cache", "dump_dir"]
-    assert unkeyed == ["fuel_log", "cache", *paths]
+    assert unkeyed == ["fuel_log", "cache", *paths, "explain", "logs", "progress"]
 
 
 # Environment

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import fx
 
 from stator.cache.programs import Programs
-from stator.core.events import Compilation, start_compilation
+from stator.core.events import Compilation, Details, start_compilation
 from stator.core.fallback import explained, note_fallback
+from stator.core.logs import logger, turn_on
+from stator.core.progress import progress_shown
 from stator.core.torch_types import Flat
 from stator.errors import OptionError
 from stator.graph.capture import attribute_tensors
 from stator.options import Options, read_options
 from stator.stored import Captured, find_programs, restored, weight_positions, why_not_kept
 from stator.torch_api import NEEDS_VALUES, TracingContext, fake_inputs, guard_count, is_weight
+
+log: Final = logger("cache")
 
 TORCH_COMPILE_KEYWORDS = ("dynamic", "fullgraph", "disable")
 
@@ -65,7 +69,9 @@ def compile_fx(
             "discard_parameters cannot be an option of torch.compile, whose guards read weights",
             hint="use stator.compile(model, freezing=True, discard_parameters=True)",
         )
+    turn_on(chosen.logs)
     record = start_compilation()
+    record.details = Details() if chosen.explain else None
     eager: Callable[..., Any] = module.forward
     try:
         return _compile(module, example_inputs, chosen, record)
@@ -87,6 +93,9 @@ def _compile(
     weights = weight_positions([*inputs, *lifted.values()], options)
     programs = find_programs(module, inputs, options, record, weights)
     stored = programs.find() if programs is not None else None
+    log.debug("compilation %d: %s", record.number, record.cache)
+    if options.explain:  # whatever the cache holds: a program from there has no stages to show
+        programs = stored = None
     if programs is not None and stored is not None:
         with record.stage("load"):
             call = restored(programs, stored, Captured(module, inputs, lifted, options, record))
@@ -109,7 +118,7 @@ def _compile(
 def _compile_anew(captured: Captured, weights: frozenset[int], programs: Programs | None) -> Flat:
     # Imported when something is compiled: what was compiled before runs without the compiler.
     from stator.aot.compile import compile_flat
-    from stator.pipeline import make_tools, prepare
+    from stator.pipeline import expected_stages, make_tools, prepare
 
     fakes, mode = fake_inputs(captured.inputs)
     lifted = captured.lifted
@@ -118,5 +127,7 @@ def _compile_anew(captured: Captured, weights: frozenset[int], programs: Program
     tools = make_tools(captured.options, captured.record, examples, weights)
     promises = guard_count(mode)
     keeper = None if programs is None else programs.keeper(lambda: why_not_kept(mode, promises))
-    program = prepare(captured.module, list(lifted), tools)
-    return compile_flat(program, fakes, mode, tools, keeper)
+    stages = expected_stages(captured.options)
+    with progress_shown(captured.record, stages, wanted=captured.options.progress):
+        program = prepare(captured.module, list(lifted), tools)
+        return compile_flat(program, fakes, mode, tools, keeper)

@@ -98,7 +98,7 @@ def read_options(
 
 
 def _from_environment() -> dict[str, Any]:
-    """STATOR_DUMP, _CACHE (0: off), _CACHE_DIR, _REMOTE_CACHE, _…FUEL, _FUEL_LOG, _EXPLAIN…, _LOGS"""
+    """STATOR_DUMP, _CACHE (0: off), _CACHE_DIR, _REMOTE_CACHE, _…FUEL, _EXPLAIN…, _LOGS, …"""
     names = {"STATOR_DUMP": "dump_dir", "STATOR_CACHE_DIR": "cache_dir"}
     names |= {"STATOR_REMOTE_CACHE": "remote_cache", "STATOR_FUEL_LOG": "fuel_log"}
     told: dict[str, Any] = {

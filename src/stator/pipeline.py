@@ -32,6 +32,8 @@ from stator.core.collector import collector_off
 from stator.core.events import Compilation
 from stator.core.fallback import note_fallback
 from stator.core.fuel import Fuel
+from stator.core.logs import logger
+from stator.core.progress import progress_shown
 from stator.core.torch_types import Flat
 from stator.graph.capture import graph_runner
 from stator.graph.edit import CALLERS, EXTRAS, PART, spread_lines
@@ -87,7 +89,10 @@ from stator.runtime.native.prelude import hold_no_spare
 from stator.runtime.plan import Plan, make_plan
 from stator.runtime.python import load_plan
 from stator.runtime.verified import Watch
+from stator.runtime.watching import note_plan, ranges_of, watch_of
 from stator.torch_api import LazyGraphModule
+
+log: Final = logger("memory")
 
 PRE_GRAD: Final[tuple[GraphPass, ...]] = (
     normalize_keywords,  # first: the others ask for arguments by torch's names
@@ -139,6 +144,12 @@ def prepare(module: fx.GraphModule, lifted: list[str], tools: Tools) -> Flat:
     return graph_runner(own, lifted)
 
 
+def expected_stages(options: Options) -> int:
+    """How many stages a program without a backward goes through, about."""
+    frozen = len(FREEZING) if options.freezing else 0
+    return len(PRE_GRAD) + len(JOINT) + len(POST_GRAD) + frozen + 4
+
+
 def make_tools(
     options: Options,
     record: Compilation,
@@ -158,7 +169,8 @@ def make_tools(
     ctx = Ctx(options, fuel, record, kept, pass_fuel, kernel_fuel)
 
     def compile_graph(module: fx.GraphModule, name: str) -> CompiledGraph:
-        return compile_half(module, name, ctx)
+        with progress_shown(record, len(POST_GRAD) + 2, wanted=options.progress):
+            return compile_half(module, name, ctx)
 
     def pick(joint: Joint, classes: Classes, build: Callable[[Cut], Split]) -> Cut:
         limited = options.memory_limit is not None
@@ -248,6 +260,7 @@ def _planned(
     extras = module.graph.output_node().meta.get(EXTRAS, ())
     ctx.record.homes |= homes(plan, memory, extras)
     ctx.record.peaks[name] = held.all
+    log.debug("%s: %d bytes in an arena, %d at the peak", label, held.arena, held.all)
     return plan, memory, label
 
 
@@ -272,15 +285,17 @@ def _executor(
         ctx.record.notes.append(f"{name}: runs from Python, each kernel beside eager")
         return CompiledGraph(load_plan(plan, name, Watch(module, plan, name)))
     ctx.dump.write(f"{label}_program.py", lambda: program_text(plan, load_plan(plan, name)))
+    times = note_plan(plan, memory, label, ctx.record)
+    ranges = ranges_of(plan, ctx.options, ctx.record)
     reason = "Options.executor" if ctx.options.executor == "python" else why_not_native()
     if reason is None:
         ctx.dump.write(f"{label}_host.ll", lambda: native_program(plan, memory).text)
-        image = compile_native(plan, memory)
+        image = compile_native(plan, memory, watch_of(plan, ranges, times))
         if ctx.options.saves_memory:
             hold_no_spare()
         return CompiledGraph(load_native(plan, image, name), image)
     ctx.record.notes.append(f"{name}: runs from Python: {reason}")
-    return CompiledGraph(load_plan(plan, name))
+    return CompiledGraph(load_plan(plan, name, ranges=ranges))
 
 
 def _plan(module: fx.GraphModule, name: str, ctx: Ctx, loads: bool) -> Plan:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from logging import DEBUG
+from typing import Any, Final
 
 import torch
 
@@ -13,16 +14,22 @@ from stator.aot.assemble import assemble, with_alias_check
 from stator.aot.graphs import CompileGraph, FreshBackward, Keeper, facts_of
 from stator.aot.metadata import Mutation, Program
 from stator.aot.partition.split import Choose, Split, split
+from stator.aot.partition.weigh import bytes_of
 from stator.aot.subclasses import PLAIN, width
 from stator.aot.trace import Traced, trace
 from stator.core.collector import collector_off
+from stator.core.events import Compilation, SavedNote
 from stator.core.fallback import note_fallback
+from stator.core.logs import logger
 from stator.core.torch_types import Flat
 from stator.errors import OptionError, Unsupported
 from stator.graph.edit import WEIGHT, drop_unread
 from stator.graph.run import Ctx, GraphPass, dump_graph, run_passes
-from stator.graph.verify import verify
+from stator.graph.text import shape_text
+from stator.graph.verify import user_line, verify
 from stator.torch_api import FakeTensorMode, autocast_state, is_traceable_wrapper_subclass
+
+log: Final = logger("partition")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +99,33 @@ def trace_and_cut(
         progress.nodes = len(halves.forward.graph.nodes)
         if halves.backward is not None:
             progress.nodes += len(halves.backward.graph.nodes)
+    _note_saved(halves, record)
     if tools.ctx.options.verify:
         verify(halves.forward.graph, after="partition")
         if halves.backward is not None:
             verify(halves.backward.graph, after="partition")
     return traced, halves
+
+
+def _note_saved(halves: Split, record: Compilation) -> None:
+    """Tell the log, and an explanation that is asked for, what the backward keeps."""
+    if halves.backward is None or (record.details is None and not log.isEnabledFor(DEBUG)):
+        return
+    inputs = halves.backward.graph.find_nodes(op="placeholder")[: len(halves.saved)]
+    found = [
+        SavedNote(
+            node.name,
+            saved.kept.name.lower(),
+            shape_text(node.meta.get("val")),
+            bytes_of(node.meta.get("val")),
+            user_line(node),
+        )
+        for node, saved in zip(inputs, halves.saved, strict=True)
+    ]
+    for one in found:
+        log.debug("saved: %s, %s, %d bytes (%s)", one.name, one.shape, one.bytes, one.kind)
+    if record.details is not None:
+        record.details.saved += found
 
 
 def _mark_weights(traced: Traced, weights: frozenset[int]) -> None:

@@ -374,9 +374,9 @@ def _history(outputs: Iterable[torch.Tensor]) -> Iterator[Any]:
 
 def _is_custom(history: Any) -> bool:
     """Whether it is a torch.autograd.Function, other than our own."""
-    return isinstance(
-        history, torch.autograd.function.BackwardCFunction
-    ) and not isinstance(history, _Enter._backward_cls)
+    return isinstance(history, torch.autograd.function.BackwardCFunction) and not isinstance(
+        history, _Enter._backward_cls
+    )
 
 
 def _carry_lines(history: Iterable[Any], graph: fx.Graph) -> None:

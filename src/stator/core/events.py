@@ -7,7 +7,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final, TypeAlias
+
+from stator.core.logs import logger
+
+log: Final = logger("stages")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,48 @@ class Home:
     by_torch: bool  # else the pool's
 
 
+# A node of a graph: its name, its text, and the user's line that it came from.
+NodeText: TypeAlias = tuple[str, str, str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class PassNote:
+    """What a pass did, for an explanation."""
+
+    graph: str
+    name: str
+    seconds: float
+    rewrites: tuple[str, ...]  # in the words of the passes themselves
+    before: tuple[NodeText, ...]
+    after: tuple[NodeText, ...]  # the same object if nothing changed
+
+
+@dataclass(frozen=True, slots=True)
+class SavedNote:
+    """A value that the backward takes over from the forward."""
+
+    name: str
+    kind: str  # whose it is otherwise: an input, an output, or nobody's
+    shape: str
+    bytes: int
+    line: str | None
+
+
+@dataclass(slots=True)
+class Details:
+    """What is noted where an explanation is asked for, and nowhere else.
+
+    Objects of the compiler are kept as they are: turning them into text costs nobody who only
+    compiles.
+    """
+
+    passes: list[PassNote] = field(default_factory=list)
+    texts: dict[str, tuple[NodeText, ...]] = field(default_factory=dict)  # graphs as they are now
+    saved: list[SavedNote] = field(default_factory=list)
+    lowered: dict[str, Any] = field(default_factory=dict)  # runtime.origins.Lowered, by graph
+    plans: dict[str, Any] = field(default_factory=dict)  # runtime.origins.Programmed, by graph
+
+
 @dataclass(slots=True)
 class Compilation:
     """Record of one compilation.  A backward graph compiled later adds to the same record."""
@@ -59,6 +105,7 @@ class Compilation:
     inputs: int = 0  # bytes of arguments and parameters
     outputs: int = 0  # bytes that the caller gets
     choices: Any = None  # aot.partition.report.Choices: what the backward keeps, and what else
+    details: Details | None = None  # more of all of this, where Options.explain asks for it
     cache: str | None = None  # "hit", or why it was none
     fallback: str | None = None  # why the graph runs in eager mode, if it does
     running: str = "start"  # the stage that began last
@@ -102,6 +149,7 @@ class Compilation:
         if changed is None:
             changed = abs(progress.nodes - nodes)
         self.stages.append(StageEvent(name, seconds, nodes, progress.nodes, changed))
+        log.debug("compilation %d: %s, %.1f ms", self.number, name, 1e3 * seconds)
 
 
 @dataclass(slots=True)

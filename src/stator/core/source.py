@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import linecache
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,10 +20,19 @@ class Source:
     lines: list[str] = field(default_factory=list)
     names: dict[str, Any] = field(default_factory=dict)
     _bound: dict[int, str] = field(default_factory=dict)
+    _within: int = 0  # blocks that are open
 
     def add(self, line: str, depth: int = 1) -> None:
         """Append a line, indented by `depth` steps."""
-        self.lines.append("    " * depth + line)
+        self.lines.append("    " * (depth + self._within) + line)
+
+    @contextmanager
+    def block(self, head: str) -> Iterator[None]:
+        """What is added inside stands within a block that begins with `head`."""
+        self.add(head)
+        self._within += 1
+        yield
+        self._within -= 1
 
     def bind(self, value: Any, hint: str = "k") -> str:
         """A name for `value`; the same one if it was bound before."""

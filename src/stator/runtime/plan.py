@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import FunctionType
 from typing import Any, TypeAlias
@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import fx
 
+from stator.graph.verify import user_line
 from stator.loops.index import Index, Symbol
 from stator.loops.ir import Kernel
 from stator.loops.values import product
@@ -295,6 +296,7 @@ class Plan:
     hints: Mapping[Symbol, int] = field(default_factory=dict)  # what symbols were when it was made
     # What dies one by one while results come: in the pool one gives its memory to the other.
     relays: frozenset[str] = frozenset()
+    origins: Callable[[], Mapping[str, Any]] = dict  # runtime.origins.Origin, by kernels' names
 
     def __str__(self) -> str:
         body = "".join(f"  {step}\n" for step in self.steps)
@@ -315,7 +317,8 @@ def make_plan(module: fx.GraphModule) -> Plan:
         if node.op == "get_attr":
             steps.append(Constant(node.name, attribute(module, str(node.target))))
         elif node.op == "call_function":
-            steps.append(Call(node.name, node.target, node.args, dict(node.kwargs)))
+            line = user_line(node)
+            steps.append(Call(node.name, node.target, node.args, dict(node.kwargs), line=line))
         else:
             continue
         dead = [source.name for source in dying.get(node, ())]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import operator
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 import torch
@@ -26,13 +28,22 @@ from stator.runtime.plan import (
     View,
 )
 from stator.runtime.rare import as_planned, refuse, truth
+from stator.runtime.verified import Watch
 from stator.torch_api import entry_of, out_variant
 
 WORTH_THREADS: Final = 1 << 16  # points times operations; below, forking costs more than it gains
 
 
-def load_plan(plan: Plan, label: str) -> Boxed:
-    """A function that runs `plan`."""
+def load_plan(
+    plan: Plan,
+    label: str,
+    watch: Watch | None = None,
+    ranges: Mapping[int, str] | None = None,
+) -> Boxed:
+    """A function that runs `plan`; `watch` is told of every step, before and after.
+
+    Steps in `ranges` have names that torch's profiler sees.
+    """
     source = Source()
     source.add("def run(args):", 0)
     if plan.inputs:
@@ -41,11 +52,35 @@ def load_plan(plan: Plan, label: str) -> Boxed:
     for symbol, shown in plan.sizes.items():
         source.add(f"{symbol} = {shown}")
     settled: set[str] = set()  # tensors whose strides were looked at
-    for step in plan.steps:
+    watcher = None if watch is None else source.bind(watch, "watch")
+    if watcher is not None:
+        source.add(f"{watcher}.begin({_named(plan.inputs)})")
+    for number, step in enumerate(plan.steps):
+        if watcher is None or isinstance(step, Free):
+            with _range(source, (ranges or {}).get(number)):
+                _step(source, plan, step, settled)
+            continue
+        bound = source.bind(step, "step")
+        source.add(f"{watcher}.before({bound}, {_named(step.takes)})")
         _step(source, plan, step, settled)
+        source.add(f"{watcher}.after({bound}, {_named((*step.makes, *step.takes))})")
+    if watcher is not None:
+        source.add(f"{watcher}.end()")
     source.add(f"return {_value(source, tuple(plan.outputs))}")
     run: Boxed = source.load(label)["run"]
     return run
+
+
+def _named(names: Iterable[str]) -> str:
+    """A dict of the values that go by these names."""
+    return "{" + ", ".join(f"{name!r}: {name}" for name in dict.fromkeys(names)) + "}"
+
+
+def _range(source: Source, label: str | None) -> AbstractContextManager[None]:
+    if label is None:
+        return nullcontext()
+    opened = source.bind(torch.profiler.record_function, "range")
+    return source.block(f"with {opened}({source.literal(label)}):")
 
 
 def _step(source: Source, plan: Plan, step: Step, settled: set[str]) -> None:

@@ -45,12 +45,29 @@ class Group:
         return set().union(*(member.reads for member in self.members))
 
 
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a loop did not join a group.  Text form: `loop with first of the group: reason`."""
+
+    loop: str
+    other: str  # the first of the group
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.loop} with {self.other}: {self.reason}"
+
+
 @dataclass(slots=True)
 class Fused:
     """Groups in an order in which they can run, and why others are not one."""
 
     groups: list[Group]
-    refusals: list[str]
+    refused: list[Refusal]
+
+    @property
+    def refusals(self) -> list[str]:
+        """The refusals, in words."""
+        return [str(refusal) for refusal in self.refused]
 
 
 def fuse(
@@ -76,7 +93,7 @@ class _Fuser:
         self.needs: list[int] = []  # bit sets of groups that each group waits for, all the way
         self.home: dict[str, int] = {}  # name -> group that makes it
         self.readers: dict[str, list[int]] = {}  # name -> groups of loops that read it
-        self.refusals: list[str] = []
+        self.refused: list[Refusal] = []
         self.effects: list[int] = []  # the last call with an effect: they keep their order
         self.calls = 0  # of libraries, so far
         self.called: dict[int, int] = {}  # how many there were when a group ran, about
@@ -88,7 +105,7 @@ class _Fuser:
             else:
                 self.calls += isinstance(item, Extern)
                 self._append(Group(alone=item), self._waits(item), item.name)
-        return Fused(self._ordered(), self.refusals)
+        return Fused(self._ordered(), self.refused)
 
     def _sources(self, item: Item) -> set[int]:
         return {self.home[name] for name in item.reads if name in self.home}
@@ -126,7 +143,7 @@ class _Fuser:
             group = self.groups[number]
             rows, reason = self._rows_with(number, item, sources)
             if rows is None:
-                self.refusals.append(f"{item.name} with {group.members[0].name}: {reason}")
+                self.refused.append(Refusal(item.name, group.members[0].name, reason))
                 continue
             group.rows = rows
             group.members.append(item)

@@ -12,18 +12,19 @@ from stator.runtime.memory import Memory, predicted
 from stator.runtime.native.host import HostProgram, write_host
 from stator.runtime.native.image import Image, bind_host
 from stator.runtime.native.prelude import load_prelude, prelude_text
+from stator.runtime.native.watch import Watch
 from stator.runtime.plan import Call, Plan
 from stator.runtime.rare import Annotate, Note
 
 
-def native_program(plan: Plan, memory: Memory) -> HostProgram:
+def native_program(plan: Plan, memory: Memory, watch: Watch | None = None) -> HostProgram:
     """The host program of a plan, in LLVM."""
     notes = tuple(
         (number, Note(step.called, step.line))
         for number, step in enumerate(plan.steps)
         if isinstance(step, Call)
     )
-    return write_host(plan, memory, kernel_symbols(plan), Annotate(notes))
+    return write_host(plan, memory, kernel_symbols(plan), Annotate(notes), watch)
 
 
 def kernel_symbols(plan: Plan) -> dict[Kernel, str]:
@@ -31,9 +32,9 @@ def kernel_symbols(plan: Plan) -> dict[Kernel, str]:
     return {kernel: f"kernel_{number}" for number, kernel in enumerate(plan.entries)}
 
 
-def compile_native(plan: Plan, memory: Memory) -> Image:
+def compile_native(plan: Plan, memory: Memory, watch: Watch | None = None) -> Image:
     """All that runs a plan, as data."""
-    program = native_program(plan, memory)
+    program = native_program(plan, memory, watch)
     entries: list[Entry] = list(plan.entries.values())
     modules = {id(entry.module): entry.module for entry in entries}
     places = {key: number for number, key in enumerate(modules)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -26,6 +27,7 @@ from stator.runtime.native.image import (
     TABLE_IN_SELF,
 )
 from stator.runtime.native.values import Numeric, Object, Planned, Reference, Values
+from stator.runtime.native.watch import Watch
 from stator.runtime.plan import (
     Allocation,
     Call,
@@ -54,13 +56,18 @@ class HostProgram:
 
 
 def write_host(
-    plan: Plan, memory: Memory, kernels: Mapping[Kernel, str], annotate: Any
+    plan: Plan,
+    memory: Memory,
+    kernels: Mapping[Kernel, str],
+    annotate: Any,
+    watch: Watch | None = None,
 ) -> HostProgram:
     """The host program of a plan.
 
-    `kernels` are the symbols of its kernels; `annotate(error, step)` is called when one fails.
+    `kernels` are the symbols of its kernels; `annotate(error, step)` is called when one fails;
+    `watch` is written around every step.
     """
-    return Host(plan, memory, kernels, annotate).write()
+    return Host(plan, memory, kernels, annotate, watch).write()
 
 
 @dataclass(slots=True)
@@ -71,6 +78,7 @@ class Host:
     memory: Memory
     kernels: Mapping[Kernel, str]
     annotate: Any
+    watch: Watch | None = None
     frame: Frame = field(default_factory=Frame)
     values: Values = field(init=False)
     calls: Calls = field(init=False)
@@ -100,9 +108,14 @@ class Host:
             self._open_arena()
         if any(isinstance(step, Launch | Together) for step in self.plan.steps):
             self._count_threads()
+        if self.watch is not None:
+            self.watch.enter(self.frame)
         for number, step in enumerate(self.plan.steps):
             self.frame.step = number
-            self._step(step)
+            if self.watch is None:
+                self._step(step)
+            else:
+                self.watch.around(self.frame, number, partial(self._step, step))
 
     # --- entry ---
 
@@ -266,6 +279,8 @@ class Host:
         w.line("br label %fail")
         w.open_block("fail")
         frame.call("void", "stator_lock", "ptr %thread")
+        if self.watch is not None:
+            self.watch.fail(frame)
         number = w.let("load i64, ptr %failed")
         note = frame.python(self.annotate)
         frame.call("void", "stator_note", f"ptr {note}", f"i64 {number}")
