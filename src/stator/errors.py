@@ -44,6 +44,10 @@ class VerifyError(CompileError):
     """A pass left a graph that breaks an invariant: a bug of ours, found before it runs."""
 
 
+class WrongResult(StatorError):  # noqa: N818  says what it is
+    """A kernel that computes something else than eager: a bug of ours, found while it runs."""
+
+
 class StatorWarning(UserWarning):
     """A graph runs in eager mode, with the reason."""
 

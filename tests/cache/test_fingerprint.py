@@ -244,7 +244,7 @@ OPTIONS: Final[dict[str, Any]] = {
     "kernels": False,
     "executor": "python",
     "fallback_random": True,
-    "verify": False,
+    "verify": "kernels",
     "verify_passes": "values",
     **{"skip": ("drop_noops",), "profile_ranges": True},
     **{"fuel": 3, "pass_fuel": 3, "kernel_fuel": 3},

@@ -26,6 +26,7 @@ BACKEND_OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "stator": _OURS,
     "stator+kernels": _OURS | {"kernels": True},
     "stator+no-kernels": _OURS | {"kernels": False},
+    "stator+verified": _OURS | {"verify": "kernels"},
 }
 _WIDER: Final = {
     torch.bfloat16: torch.float64,

@@ -8,6 +8,7 @@ from typing import Any, Final
 import torch
 from torch import fx
 
+from stator.ops import draws
 from stator.torch_api import is_random_op, pytree
 
 _WIDE: Final = {
@@ -18,7 +19,9 @@ _WIDE: Final = {
     torch.complex64: torch.complex128,
 }
 # What they return depends on how numbers are written, so they run on eager's own.
-_BITWISE: Final = frozenset({torch.ops.aten.view.dtype})
+_BITWISE: Final = frozenset(
+    {torch.ops.aten.view.dtype, draws.uniform, draws.normal, draws.coins, draws.integers}
+)
 
 
 class SideBySide(fx.Interpreter):
