@@ -24,12 +24,12 @@ from stator.lower.tensors import contiguous
 from stator.runtime.fused import _with_frees
 from stator.runtime.memory import (
     ALIGNMENT,
-    PAGE,
+    LINE,
+    OWN_LINES,
     POOLED,
     Memory,
     Own,
     allocations,
-    block_bytes,
     home_of_one,
     homes,
     lifetimes,
@@ -38,6 +38,7 @@ from stator.runtime.memory import (
     place_largest_first,
     plan_memory,
     predicted,
+    room_bytes,
     rounded_bytes,
 )
 from stator.runtime.plan import Allocation, Call, Free, Plan, Step, Together, View
@@ -248,7 +249,7 @@ def made_by(step: Step, plan: Plan, memory: Memory) -> Iterator[Piece]:
         if room.name not in memory.offsets:
             size = evaluate(rounded_bytes(room), plan.hints)
             small = size < POOLED
-            yield Piece(size if small else block_bytes(size), small, {room.name})
+            yield Piece(size if small else room_bytes(size), small, {room.name})
     if not isinstance(step, Call) or step.bytes is None or step.target is operator.getitem:
         return
     taken: dict[int, Piece] = {}
@@ -477,16 +478,16 @@ def test_buffers_are_rounded_up(elements: int, dtype: torch.dtype, expected: int
 
 
 @pytest.mark.parametrize("elements", [1 << 14, (1 << 14) + 1, 41_000, 600_000, 700_000, 1 << 20])
-def test_blocks_of_the_pool_are_as_large_as_foreseen(elements: int) -> None:
+def test_rooms_of_the_pool_are_as_large_as_foreseen(elements: int) -> None:
     call = compiled(lambda x: x * 2)
-    kept = [call(torch.ones(elements)) for _ in range(3)]  # blocks behind the first are shifted
+    kept = [call(torch.ones(elements)) for _ in range(3)]  # each behind the other
     stator.trim()
     before = stator.memory().used
 
     kept.append(call(torch.ones(elements)))
     made = stator.memory().used - before
 
-    assert made == block_bytes(4 * elements)
+    assert made == room_bytes(4 * elements)
 
 
 def test_small_tensors_are_torchs() -> None:
@@ -495,8 +496,8 @@ def test_small_tensors_are_torchs() -> None:
         return predicted(plan, plan_memory(plan))
 
     assert held(POOLED // 4 - 16) == Held(0, 0, POOLED - 64)
-    assert held(POOLED // 4) == Held(0, POOLED + PAGE, 0)
-    assert held(POOLED // 4 + 1) == Held(0, POOLED + POOLED // 8 + PAGE, 0)
+    assert held(POOLED // 4) == Held(0, POOLED + OWN_LINES * LINE, 0)
+    assert held(POOLED // 4 + 1) == Held(0, POOLED + LINE + OWN_LINES * LINE, 0)
 
 
 def test_inputs_that_die_share_memory_until_the_last_is_gone() -> None:
@@ -508,8 +509,8 @@ def test_inputs_that_die_share_memory_until_the_last_is_gone() -> None:
     assert found == Held(0, 0, 1010)
 
 
-def test_a_tensor_alone_is_a_block() -> None:
-    assert home_of_one("x", POOLED + 1, False) == Home("x", POOLED * 9 // 8 + PAGE, False)
+def test_a_tensor_alone_is_a_room() -> None:
+    assert home_of_one("x", POOLED + 1, False) == Home("x", POOLED + LINE + OWN_LINES * LINE, False)
     assert home_of_one("x", POOLED - 1, False) == Home("x", POOLED - 1, True)
     assert home_of_one("x", POOLED + 1, True) == Home("x", POOLED + 1, True)
 
@@ -526,11 +527,11 @@ def test_what_is_kept_lies_where_its_root_was_made() -> None:
         View("x", replace(made, name="look"), Index.of(0)),
     )
     plan = Plan(("x",), steps, tuple(map(node, ("library", "over", "half", "look"))))
-    block = block_bytes(4 * POOLED)
+    room = room_bytes(4 * POOLED)
 
     assert homes(plan, plan_memory(plan), ("a", "b", "c")) == {
         "a": Home("library", 0, False),  # the caller has it
-        "b": Home("pooled", block, False),
+        "b": Home("pooled", room, False),
         "c": Home("x", 0, False),
     }
     assert homes(plan, plan_memory(plan), ("v", "a", "b", "c"))["a"] == Home(

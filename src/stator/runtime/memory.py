@@ -26,9 +26,9 @@ from stator.torch_api import OpOverload, keeps_nothing, returns_alias
 
 ALIGNMENT: Final = 64  # bytes: a cache line, and the widest vector
 # Bytes, as in memory.ll:
-POOLED: Final = 1 << 16  # from here on tensors are blocks of the pool, and torch's below
-PAGE: Final = 1 << 12  # the header's, before a block
-LARGE: Final = 1 << 21  # from here on blocks begin at such a border, and have two pages before
+POOLED: Final = 1 << 16  # from here on tensors are rooms of the pool, and torch's below
+LINE: Final = 64
+OWN_LINES: Final = 5  # of a room: its header, and some that set tensors apart
 
 
 Span = tuple[int, int, int]  # bytes, and the first and the last step that they are there
@@ -160,7 +160,7 @@ def lifetimes(plan: Plan, memory: Memory) -> list[Lifetime]:
         for room in allocations(step):
             size = hint(rounded_bytes(room))
             if room.name not in memory.offsets and size >= POOLED:
-                size = block_bytes(size)
+                size = room_bytes(size)
                 pooled.add(room.name)
             made[room.name] = (size, number)
         if not isinstance(step, Call) or step.out is not None or step.name in others:
@@ -220,11 +220,9 @@ def predicted(plan: Plan, memory: Memory, own: Iterable[Own] = ()) -> Held:
     )
 
 
-def block_bytes(size: int) -> int:
-    """Bytes of the pool's block for a tensor: in eighths of a power of two, and its header."""
-    unit = 1 << max(size.bit_length() - 4, 0)
-    rounded = -(-size // unit) * unit
-    return rounded + PAGE * (2 if rounded >= LARGE else 1)
+def room_bytes(size: int) -> int:
+    """Bytes of the pool's room for a tensor: whole lines of the cache, and some of its own."""
+    return -(-size // LINE) * LINE + OWN_LINES * LINE
 
 
 def homes(plan: Plan, memory: Memory, names: Sequence[str]) -> dict[str, Home]:
@@ -250,7 +248,7 @@ def home_of_one(name: str, size: int, by_torch: bool) -> Home:
     """The memory of a tensor alone, of which nothing but its bytes is known and who made it."""
     if by_torch or size < POOLED:
         return Home(name, size, by_torch=True)
-    return Home(name, block_bytes(size), by_torch=False)
+    return Home(name, room_bytes(size), by_torch=False)
 
 
 def _most(plan: Plan, spans: Iterable[Sequence[int]]) -> int:

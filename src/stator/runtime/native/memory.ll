@@ -1,28 +1,22 @@
 ; Memory that is kept between calls, and tensors on it: what every program shares, with Python or
 ; without.
 ;
-; A block is a mapping of pages of its own.  The 64 bytes before what is handed out are its header.
-; Blocks that nobody uses wait in lists: those of the pool by size class, those of arenas in one
-; list.  All of it is guarded by one mutex, which a fork takes (see prelude.py), so that a child
-; finds it free and the lists whole.
+; An arena is a block: a mapping of pages of its own.  The 64 bytes before what is handed out are its
+; header.  Blocks that nobody uses wait in a list; what outputs have is in pool.ll.  All of it is
+; guarded by one mutex, which a fork takes (see prelude.py), so that a child finds it free and the
+; lists whole.
 
-%block = type { ptr, i64, i64, i64 }  ; next in the list, bytes and size class, start of the mapping
+%block = type { ptr, i64, i64 }  ; next in the list, bytes, start of the mapping
 
 @mutex = internal global [64 x i8] zeroinitializer, align 64
-@idle = internal global [520 x ptr] zeroinitializer
 @arenas = internal global ptr null
-@idle_bytes = internal global i64 0
-@used_bytes = internal global i64 0
-@peak_bytes = internal global i64 0  ; used at once, since the last trim
 @blocks = internal global i64 0  ; made so far
-@spare = internal global i64 16777216  ; bytes that may wait beyond what was used at once
 
 declare i32 @pthread_mutex_lock(ptr) nonlazybind
 declare i32 @pthread_mutex_unlock(ptr) nonlazybind
 declare ptr @mmap(ptr, i64, i32, i32, i32, i64) nonlazybind
 declare i32 @munmap(ptr, i64) nonlazybind
 declare i32 @madvise(ptr, i64, i32) nonlazybind
-declare i64 @llvm.ctlz.i64(i64, i1)
 declare i32 @torch_from_blob(ptr, i64, ptr, ptr, i64, i32, i32, i32, ptr, i32, ptr, i64, ptr, ptr) nonlazybind
 declare i32 @aoti_torch_empty_strided(i64, ptr, ptr, i32, i32, i32, ptr) nonlazybind
 declare i32 @aoti_torch_delete_tensor_object(ptr) nonlazybind
@@ -92,7 +86,7 @@ done:
   %block = inttoptr i64 %block_at to ptr
   %bytes_at = getelementptr %block, ptr %block, i64 0, i32 1
   store i64 %total, ptr %bytes_at
-  %base_at = getelementptr %block, ptr %block, i64 0, i32 3
+  %base_at = getelementptr %block, ptr %block, i64 0, i32 2
   store i64 %base, ptr %base_at
   ret ptr %block
 }
@@ -101,7 +95,7 @@ done:
 define internal void @unmap_block(ptr %block) {
   %bytes_at = getelementptr %block, ptr %block, i64 0, i32 1
   %bytes = load i64, ptr %bytes_at
-  %base_at = getelementptr %block, ptr %block, i64 0, i32 3
+  %base_at = getelementptr %block, ptr %block, i64 0, i32 2
   %base = load ptr, ptr %base_at
   call i32 @munmap(ptr %base, i64 %bytes)
   ret void
@@ -128,138 +122,6 @@ done:
   ret i64 %sum
 }
 
-; Give the pool's idle blocks back to the system.  The mutex is held.
-define internal i64 @unmap_idle() {
-entry:
-  br label %loop
-loop:
-  %i = phi i64 [ 0, %entry ], [ %j, %loop ]
-  %sum = phi i64 [ 0, %entry ], [ %more, %loop ]
-  %list = getelementptr ptr, ptr @idle, i64 %i
-  %first = load ptr, ptr %list
-  store ptr null, ptr %list
-  %bytes = call i64 @unmap_list(ptr %first)
-  %more = add i64 %sum, %bytes
-  %j = add i64 %i, 1
-  %again = icmp ult i64 %j, 512
-  br i1 %again, label %loop, label %done
-done:
-  store i64 0, ptr @idle_bytes
-  ret i64 %more
-}
-
-; --- the pool: outputs and saved values ---
-
-; Sizes are rounded up to eighths of a power of two, so that at most an eighth is wasted.
-define internal i64 @size_class(i64 %bytes, ptr %rounded) {
-  %less = sub i64 %bytes, 1
-  %zeros = call i64 @llvm.ctlz.i64(i64 %less, i1 false)
-  %power = sub i64 63, %zeros
-  %shift = sub i64 %power, 3
-  %eighth = lshr i64 %less, %shift
-  %count = add i64 %eighth, 1          ; 9 to 16 eighths
-  %size = shl i64 %count, %shift
-  store i64 %size, ptr %rounded
-  %octave = shl i64 %power, 3
-  %step = sub i64 %count, 9
-  %class = add i64 %octave, %step
-  ret i64 %class
-}
-
-; Memory for at least %bytes (more than 16), from a block that waits or a new one; null: none left.
-; A block may be up to a quarter larger than asked for.  Before a new one is made, those that wait go
-; back to the system, if all together would be more than what was ever used at once, and some to
-; spare: under a limit, none.
-define ptr @stator_pool_take(i64 %bytes) {
-entry:
-  %rounded_at = alloca i64
-  %class = call i64 @size_class(i64 %bytes, ptr %rounded_at)
-  %rounded = load i64, ptr %rounded_at
-  call i32 @pthread_mutex_lock(ptr @mutex)
-  br label %look
-look:
-  %i = phi i64 [ 0, %entry ], [ %j, %larger ]
-  %near = add i64 %class, %i
-  %list = getelementptr ptr, ptr @idle, i64 %near
-  %waiting = load ptr, ptr %list
-  %none = icmp eq ptr %waiting, null
-  br i1 %none, label %larger, label %reuse
-larger:
-  %j = add i64 %i, 1
-  %again = icmp ult i64 %j, 3
-  br i1 %again, label %look, label %fresh
-reuse:
-  %next_at = getelementptr %block, ptr %waiting, i64 0, i32 0
-  %next = load ptr, ptr %next_at
-  store ptr %next, ptr %list
-  %its_at = getelementptr %block, ptr %waiting, i64 0, i32 1
-  %its = load i64, ptr %its_at
-  %idle = load i64, ptr @idle_bytes
-  %idler = sub i64 %idle, %its
-  store i64 %idler, ptr @idle_bytes
-  br label %done
-fresh:
-  %waits = load i64, ptr @idle_bytes
-  %used = load i64, ptr @used_bytes
-  %held = add i64 %waits, %used
-  %all = add i64 %held, %rounded
-  %peak = load i64, ptr @peak_bytes
-  %spare = load i64, ptr @spare
-  %allowed = add i64 %peak, %spare
-  %too_much = icmp ugt i64 %all, %allowed
-  br i1 %too_much, label %shrink, label %map
-shrink:
-  call i64 @unmap_idle()
-  br label %map
-map:
-  %mapped = call ptr @map_block(i64 %rounded)
-  %missing = icmp eq ptr %mapped, null
-  br i1 %missing, label %fail, label %note
-note:
-  %class_at = getelementptr %block, ptr %mapped, i64 0, i32 2
-  store i64 %class, ptr %class_at
-  br label %done
-fail:
-  call i32 @pthread_mutex_unlock(ptr @mutex)
-  ret ptr null
-done:
-  %block = phi ptr [ %waiting, %reuse ], [ %mapped, %note ]
-  %bytes_at = getelementptr %block, ptr %block, i64 0, i32 1
-  %total = load i64, ptr %bytes_at
-  %before = load i64, ptr @used_bytes
-  %now = add i64 %before, %total
-  store i64 %now, ptr @used_bytes
-  %highest = load i64, ptr @peak_bytes
-  %is_higher = icmp ugt i64 %now, %highest
-  %new_peak = select i1 %is_higher, i64 %now, i64 %highest
-  store i64 %new_peak, ptr @peak_bytes
-  call i32 @pthread_mutex_unlock(ptr @mutex)
-  %data = getelementptr i8, ptr %block, i64 64
-  ret ptr %data
-}
-
-; What torch calls when the last tensor on a block is gone, from whichever thread that happens on.
-define void @stator_pool_give(ptr %data, ptr %context) {
-  %block = getelementptr i8, ptr %data, i64 -64
-  %bytes_at = getelementptr %block, ptr %block, i64 0, i32 1
-  %bytes = load i64, ptr %bytes_at
-  %class_at = getelementptr %block, ptr %block, i64 0, i32 2
-  %class = load i64, ptr %class_at
-  %list = getelementptr ptr, ptr @idle, i64 %class
-  call i32 @pthread_mutex_lock(ptr @mutex)
-  %first = load ptr, ptr %list
-  store ptr %first, ptr %block
-  store ptr %block, ptr %list
-  %idle = load i64, ptr @idle_bytes
-  %more = add i64 %idle, %bytes
-  store i64 %more, ptr @idle_bytes
-  %used = load i64, ptr @used_bytes
-  %less = sub i64 %used, %bytes
-  store i64 %less, ptr @used_bytes
-  call i32 @pthread_mutex_unlock(ptr @mutex)
-  ret void
-}
-
 ; --- arenas: what lives inside of one call ---
 
 ; The arena that was given back last; a larger one in its place if it is too small.
@@ -275,7 +137,7 @@ some:
   call i32 @pthread_mutex_unlock(ptr @mutex)
   %bytes_at = getelementptr %block, ptr %first, i64 0, i32 1
   %total = load i64, ptr %bytes_at
-  %base_at = getelementptr %block, ptr %first, i64 0, i32 3
+  %base_at = getelementptr %block, ptr %first, i64 0, i32 2
   %base = load i64, ptr %base_at
   %block_at = ptrtoint ptr %first to i64
   %before = sub i64 %block_at, %base
@@ -316,7 +178,7 @@ define void @stator_arena_give(ptr %data) {
 ; Give everything that waits back to the system; how many bytes that was.
 define i64 @stator_trim() {
   call i32 @pthread_mutex_lock(ptr @mutex)
-  %pool = call i64 @unmap_idle()
+  %pool = call i64 @release_pages(i64 -1)
   %used = load i64, ptr @used_bytes
   store i64 %used, ptr @peak_bytes
   %first = load ptr, ptr @arenas

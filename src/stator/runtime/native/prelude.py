@@ -44,9 +44,9 @@ def trim() -> int:
 
 
 def hold_no_spare() -> None:
-    """Keep idle blocks only as far as all together were in use at once: for programs with a limit.
+    """Keep idle pages only as far as all together were in use at once: for programs with a limit.
 
-    For the whole process, from now on; blocks that do not fit what comes next are faulted in again.
+    For the whole process, from now on; pages between values in use may be faulted in again.
     """
     set_spare(0)
 
@@ -83,7 +83,7 @@ def prelude_text() -> str:
 
 def memory_text() -> str:
     """LLVM text of the pool and the arenas, which need no Python."""
-    return _filled("memory.ll")
+    return _filled("memory.ll") + _filled("pool.ll")
 
 
 def _filled(name: str) -> str:
@@ -93,7 +93,11 @@ def _filled(name: str) -> str:
         "{TENSOR}": TENSOR_IN_OBJECT,
         "{PROTECTION}": mmap.PROT_READ | mmap.PROT_WRITE,
         "{FLAGS}": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS,
+        "{RESERVING}": mmap.MAP_PRIVATE
+        | mmap.MAP_ANONYMOUS
+        | getattr(mmap, "MAP_NORESERVE", 0x4000),
         "{HUGE}": getattr(mmap, "MADV_HUGEPAGE", 14),
+        "{DONT_NEED}": getattr(mmap, "MADV_DONTNEED", 4),
     }
     for mark, part in parts.items():
         text = text.replace(mark, str(part))
