@@ -1,4 +1,4 @@
-"""The command line: options, packages, bisect, memory, patterns, version."""
+"""The command line: options, packages, explain, bisect, memory, patterns, version."""
 
 from __future__ import annotations
 
@@ -116,6 +116,40 @@ def memory(
     if ran.status:
         typer.echo(f"the script ended with status {ran.status}", err=True)
     if ran.status or not ran.choices:
+        raise typer.Exit(1)
+
+
+@app.command(
+    context_settings={
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "allow_interspersed_args": False,  # what follows the script is the script's
+    }
+)
+def explain(
+    ctx: typer.Context,
+    script: str,
+    json: Annotated[Path | None, typer.Option(help="Where to write all of it as JSON.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Where to write it as one page.")] = None,
+) -> None:
+    """Run a script, and tell what was compiled: stages, passes, kernels, calls, memory, and why."""
+    from rich.console import Console
+
+    from stator.debug.scripts import explain_script
+
+    ran = explain_script([script, *ctx.args])
+    found = ran.explanation
+    if found is not None and found.graphs:
+        typer.echo(found.text(Console().width))
+        for path, write in ((json, found.json), (html, found.html)):
+            if path is not None:
+                path.write_text(write(), encoding="utf-8")
+                typer.echo(f"written: {path}")
+    elif ran.status == 0:
+        typer.echo("the script compiled nothing with Stator", err=True)
+    if ran.status:
+        typer.echo(f"the script ended with status {ran.status}", err=True)
+    if ran.status or found is None or not found.graphs:
         raise typer.Exit(1)
 
 

@@ -143,6 +143,11 @@ def wanted_fault() -> str | None:
 
 def cache_folder(options: Options) -> Path:
     """Where compiled programs are kept."""
+def explaining_environment() -> dict[str, str]:
+    """The environment of a process whose compilations note all that an explanation tells."""
+    return {**os.environ, "STATOR_EXPLAIN": "1"}
+
+
     if options.cache_dir is not None:
         return options.cache_dir
     home = os.environ.get("XDG_CACHE_HOME")

@@ -35,7 +35,7 @@ from stator.core.fuel import Fuel
 from stator.core.logs import logger
 from stator.core.progress import progress_shown
 from stator.core.torch_types import Flat
-from stator.graph.capture import graph_runner
+from stator.graph.capture import graph_runner, take_callers_line
 from stator.graph.edit import CALLERS, EXTRAS, PART, spread_lines
 from stator.graph.registry import with_registered
 from stator.graph.rules import apply_rules
@@ -157,6 +157,7 @@ def make_tools(
     weights: frozenset[int] = frozenset(),
 ) -> Tools:
     """The compiler, set up for one compilation.
+    take_callers_line(own.graph)
 
     `examples` are inputs to check passes with; `weights` are positions of those among them that
     stay the same from call to call.

@@ -87,6 +87,8 @@ def why_not_cached(options: Options) -> str | None:
         return "Options.dump_dir wants to see every stage"
     if options.explain_memory:
         return "Options.explain_memory wants to see every choice"
+    if options.profile_ranges:
+        return "Options.profile_ranges names lines of this program"
     if options.save_policy is not None:
         return "Options.save_policy is a function, which may answer otherwise next time"
     if options.executor != "native" or not options.kernels:

@@ -570,6 +570,11 @@ def sequence_number(history: Any) -> int:
     return int(history._sequence_nr())
 
 
+def compiled_frames() -> list[Any]:
+    """What Dynamo notes of each frame that it compiled, of many the newest."""
+    return list(torch._dynamo.utils.get_compilation_metrics())
+
+
 def dispatch_keys(value: torch.Tensor) -> str:
     """The keys by which torch's dispatcher finds operators for a tensor."""
     return str(torch._C._dispatch_keys(value))

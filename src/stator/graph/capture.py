@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+import inspect
+import os
+from pathlib import Path
+from typing import Any, Final
 
 import torch
 from torch import fx
@@ -17,6 +20,11 @@ from stator.torch_api import (
     sets_grad_mode,
 )
 
+# Folders of code that is not the user's: this package and torch.
+_NOT_THE_USERS: Final = tuple(
+    f"{folder}{os.sep}" for folder in (Path(__file__).parents[1], Path(torch.__file__).parent)
+)
+
 
 def attribute_tensors(module: fx.GraphModule) -> dict[str, torch.Tensor]:
     """Parameters, buffers and constants that the graph reads from the module, by name."""
@@ -28,6 +36,23 @@ def attribute_tensors(module: fx.GraphModule) -> dict[str, torch.Tensor]:
         if isinstance(value, torch.Tensor):
             found[str(node.target)] = value
     return found
+
+
+def take_callers_line(graph: fx.Graph) -> None:
+    """Give nodes that came from no code of the user's the line that called the compiled program.
+
+    A module of torch's own, compiled by itself, has no other.
+    """
+    bare = [n for n in graph.nodes if n.op.startswith("call") and not n.meta.get("stack_trace")]
+    frame = inspect.currentframe() if bare else None
+    while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
+        frame = frame.f_back
+    if frame is None:
+        return
+    code = frame.f_code
+    trace = f'  File "{code.co_filename}", line {frame.f_lineno}, in {code.co_name}\n'
+    for node in bare:
+        node.meta["stack_trace"] = trace
 
 
 def graph_runner(module: fx.GraphModule, lifted: list[str]) -> Flat:
