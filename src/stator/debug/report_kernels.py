@@ -13,7 +13,7 @@ from stator.codegen.llvm.entry import emit_kernel
 from stator.codegen.llvm.writer import numbered
 from stator.core.events import Details
 from stator.graph.text import operator_name
-from stator.loops.ir import Kernel, Load, Store, loads_of
+from stator.loops.ir import Buffer, Kernel, Load, Store, loads_of
 from stator.loops.text import to_text
 from stator.loops.values import product
 from stator.lower.items import Extern
@@ -206,19 +206,16 @@ def _loops_of(group: Any) -> Sequence[str]:
 def traffic(kernel: Kernel, plan: Plan) -> dict[str, int]:
     """Bytes that a kernel reads and writes: of each buffer all, or what its loops visit if less."""
     hint = partial(evaluate, known=plan.hints)
-    rows = hint(product([axis.size for axis in kernel.outer]))
-    visited: dict[Any, int] = {}
-    for stage in kernel.stages:
-        points = rows * hint(product([axis.size for axis in stage.inner]))
-        for statement in stage.body:
-            touched = [load.buffer for load in loads_of(statement.value)]
-            if isinstance(statement, Store):  # its own place, and what that is computed from
-                place = Load(statement.value.dtype, statement.buffer, statement.index)
-                touched += [load.buffer for load in loads_of(place)]
-            for buffer in touched:
-                visited[buffer] = visited.get(buffer, 0) + points
+    visited: dict[Buffer, int] = {}
+    for statement in kernel.statements:
+        touched = loads_of(statement.value)
+        if isinstance(statement, Store):  # its own place, and what that is computed from
+            touched += loads_of(Load(statement.value.dtype, statement.buffer, statement.index))
+        for load in touched:
+            places = hint(product([axis.size for axis in load.index.axes]))
+            visited[load.buffer] = visited.get(load.buffer, 0) + places
 
-    def bytes_of(buffers: Sequence[Any]) -> int:
+    def bytes_of(buffers: Sequence[Buffer]) -> int:
         return sum(
             min(hint(buffer.size), visited.get(buffer, 0)) * buffer.dtype.bytes
             for buffer in buffers
