@@ -72,7 +72,7 @@ def _note_fetch(address: str, file: Path, seen: Opened) -> None:
         seen.complaints.append(f"fetches {address}")
 
 
-def bert_explained(**sizes: int) -> Any:
+def bert_explained(runs: int = 2, **sizes: int) -> Any:
     """An explanation of a training step of BERT-base; `sizes` other than its own."""
     from benchmarks.models.text import BERT_BASE, bert
     from stator.debug.explain import watched
@@ -80,7 +80,7 @@ def bert_explained(**sizes: int) -> Any:
     module, inputs = bert(replace(BERT_BASE, **sizes), True)
     compiled = torch.compile(module.train(), backend="stator", options={"explain": True})
     with watched() as seen:
-        for _ in range(2):
+        for _ in range(runs):
             compiled(*inputs).backward()
     return seen.explanation()
 
@@ -89,8 +89,8 @@ def main() -> None:
     """Write the picture."""
     if browser() is None:
         sys.exit("there is no Chromium here, or no playwright")
-    file = bert_explained().save(PICTURE.with_suffix(".html"))
-    with chromium() as started, opened(started, file, 1200, 640) as seen:
+    file = bert_explained(runs=6).save(PICTURE.with_suffix(".html"))
+    with chromium() as started, opened(started, file, 1280, 680) as seen:
         seen.go("0", "kernels")
         seen.page.click(".list .row:nth-child(6)")
         seen.page.wait_for_timeout(300)

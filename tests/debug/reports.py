@@ -65,7 +65,7 @@ def _kernel(number: int, each: int, lines: dict[str, str]) -> dict[str, Any]:
         **{"name": f"kernel_{number}", "step": number, "shared": 1, "code": 0},
         "lines": [lines[nodes[0]]],
         "operators": [[node, "aten.add.Tensor"] for node in nodes],
-        "makes": nodes[-1:],
+        **{"title": "add", "makes": nodes[-1:]},
         **{"read": 16384, "written": 16384, "loops": f"kernel kernel_{number}\n  stage"},
         **{"runs": 3, "seconds": 3e-5, "least": 1e-5 + number * 1e-8},
     }

@@ -140,7 +140,7 @@ def _kernels(kernels: Sequence[Data]) -> Table:
             _microseconds(one),
             _mebibytes(one["read"]),
             _mebibytes(one["written"]),
-            _few([_short(operator) for _, operator in one["operators"]]),
+            one["title"].replace("+", ", "),
             _line(one),
         )
         for one in ordered
@@ -191,10 +191,6 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     if len(rows) > MOST_ROWS:
         table.add_row(*(f"and {len(rows) - MOST_ROWS} more", *[""] * (len(heads) - 1)))
     return table
-
-
-def _short(operator: str) -> str:
-    return operator.removeprefix("aten.").split(".")[0]
 
 
 def _line(one: Data) -> str:

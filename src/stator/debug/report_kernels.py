@@ -76,6 +76,7 @@ class _Half:
                 "name": launch.kernel.name,
                 "step": number,
                 "shared": shared,  # launches that run as one, and share the time
+                "title": origin.title,
                 "lines": list(origin.lines),
                 "operators": [[node.name, operator_name(node)] for node in origin.nodes],
                 "makes": [*launch.makes, *launch.writes],

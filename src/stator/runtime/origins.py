@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from logging import DEBUG
 from pathlib import PurePath
@@ -17,6 +18,7 @@ from stator.graph.verify import user_line
 from stator.loops.ir import Kernel
 from stator.lower.items import Scatter
 from stator.lower.lower import Lowering
+from stator.ops import table
 from stator.runtime.memory import Memory
 from stator.runtime.plan import Call, Launch, Plan, Step, Together
 from stator.schedule.fuse import Fused, Group
@@ -25,7 +27,7 @@ FUSION: Final = logger("fusion")
 CALLS: Final = logger("calls")
 KERNELS: Final = logger("kernels")
 
-MOST_NAMES: Final = 4  # operators in a label
+MOST_NAMES: Final = 5  # operators in a title
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +38,28 @@ class Origin:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The user's lines, that of most operators first."""
-        counted = Counter(line for node in self.nodes if (line := user_line(node)) is not None)
+        """The user's lines, that of most operators first; those of mere views behind."""
+        ordered = (*self._computing, *self.nodes)
+        counted = Counter(line for node in ordered if (line := user_line(node)) is not None)
         return tuple(line for line, _ in counted.most_common())
+
+    @property
+    def title(self) -> str:
+        """What it computes, in short: operators by their names, each once."""
+        names = [str(node.target).removeprefix("aten.").split(".")[0] for node in self._computing]
+        names = list(dict.fromkeys(names))
+        rest = ["…"] if len(names) > MOST_NAMES else []
+        return "+".join([*names[:MOST_NAMES], *rest])
+
+    @property
+    def _computing(self) -> Sequence[fx.Node]:
+        """Those that are not just views, unless all are."""
+        found = [
+            node
+            for node in self.nodes
+            if node.target not in table.VIEW_RULES and node.target is not operator.getitem
+        ]
+        return found or self.nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +148,7 @@ def _label(step: Step, origins: Mapping[str, Origin]) -> str | None:
 def _kernel_label(name: str, origin: Origin | None) -> str:
     if origin is None:
         return name
-    names = [str(node.target).removeprefix("aten.").split(".")[0] for node in origin.nodes]
-    names = list(dict.fromkeys(names))
-    rest = ["…"] if len(names) > MOST_NAMES else []
-    return f"{name} {'+'.join([*names[:MOST_NAMES], *rest])}{_place(origin.lines)}"
+    return f"{name} {origin.title}{_place(origin.lines)}"
 
 
 def _place(lines: Iterable[str]) -> str:

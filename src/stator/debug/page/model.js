@@ -65,8 +65,7 @@ function nodeOf(text) {
 }
 
 function kernelTitle(kernel) {
-  const names = [...new Set(kernel.operators.map(([, name]) => operatorName(name)))];
-  return names.slice(0, 6).join(" + ") + (names.length > 6 ? " + …" : "");
+  return kernel.title.replaceAll("+", " + ");
 }
 
 function kernelLink(graph, kernel, text) {
