@@ -48,6 +48,7 @@ def _show(record: Compilation, expected: int, done: Event) -> None:
     columns = (SpinnerColumn(), "stator", BarColumn(), "{task.description}", TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(record.running, total=expected)
+        progress.tasks[0].start_time = progress.get_time() - PATIENCE
         while not done.wait(REFRESH):
             count = min(len(record.stages) - before, expected)
             progress.update(task, description=record.running, completed=count)

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from stator.core.torch_types import Flat
-from stator.graph.verify import note_line
+from stator.graph.verify import note_line, user_line
 from stator.torch_api import (
     autograd_function_apply,
     detect_fake_mode,
@@ -43,7 +43,7 @@ def take_callers_line(graph: fx.Graph) -> None:
 
     A module of torch's own, compiled by itself, has no other.
     """
-    bare = [n for n in graph.nodes if n.op.startswith("call") and not n.meta.get("stack_trace")]
+    bare = [n for n in graph.nodes if n.op.startswith("call") and user_line(n) is None]
     frame = inspect.currentframe() if bare else None
     while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
         frame = frame.f_back

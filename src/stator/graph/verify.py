@@ -15,6 +15,8 @@ from stator.errors import VerifyError
 from stator.torch_api import is_mutable_op
 
 _TORCH: Final = f"{Path(torch.__file__).parent}{os.sep}"
+# What stands between a program and its operators, and tells nothing: generated code among it.
+_MACHINERY: Final = ("<", f"{_TORCH}_dynamo{os.sep}", f"{_TORCH}fx{os.sep}")
 
 
 def verify(graph: fx.Graph, after: str, *, functional: bool = True) -> None:
@@ -59,6 +61,7 @@ def user_line(node: fx.Node) -> str | None:
 @lru_cache(maxsize=1 << 14)  # nodes of one captured call share its trace
 def _innermost(trace: str) -> str | None:
     frames = re.findall(r'File "(.+?)"(?:, line (\d+))?', trace)
+    frames = [frame for frame in frames if not frame[0].startswith(_MACHINERY)]
     if not frames:
         return None
     own = [frame for frame in frames if not frame[0].startswith(_TORCH)]
