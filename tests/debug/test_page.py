@@ -178,6 +178,19 @@ def test_five_thousand_nodes_are_read_a_screen_at_a_time(started: Any, large: Pa
 
 
 @in_a_browser
+@pytest.mark.parametrize(
+    "wrong",
+    ["<script>console.error('wrong')</script>", "<script>throw 1</script>", "<img src='no.png'>"],
+)
+def test_what_is_wrong_with_a_page_is_heard(started: Any, tmp_path: Path, wrong: str) -> None:
+    file = tmp_path / "wrong.html"
+    file.write_text(f"<body data-ready><p>something</p>{wrong}</body>", encoding="utf-8")
+
+    with opened(started, file) as seen:
+        assert seen.complaints != []
+
+
+@in_a_browser
 def test_a_page_of_nothing_says_so(started: Any, tmp_path: Path) -> None:
     file = tmp_path / "empty.html"
     file.write_text(page({"graphs": [], "recompilations": [], "sources": {}}), encoding="utf-8")
