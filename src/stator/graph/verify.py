@@ -58,7 +58,7 @@ def user_line(node: fx.Node) -> str | None:
     return _innermost(trace) if trace else None
 
 
-@lru_cache(maxsize=1 << 14)  # nodes of one captured call share its trace
+@lru_cache(maxsize=1 << 11)  # nodes of one captured call share its trace
 def _innermost(trace: str) -> str | None:
     frames = re.findall(r'File "(.+?)"(?:, line (\d+))?', trace)
     frames = [frame for frame in frames if not frame[0].startswith(_MACHINERY)]
