@@ -131,6 +131,11 @@ def environment_for(
     return {**others, **limit, "STATOR_FUEL_LOG": str(log), "STATOR_CACHE": "0"}
 
 
+def explaining_environment() -> dict[str, str]:
+    """The environment of a process whose compilations note all that an explanation tells."""
+    return {**os.environ, "STATOR_EXPLAIN": "1"}
+
+
 def eager_environment() -> dict[str, str]:
     """The environment of a process in which torch.compile leaves programs as they are."""
     return {**os.environ, "TORCH_COMPILE_DISABLE": "1"}
@@ -143,11 +148,6 @@ def wanted_fault() -> str | None:
 
 def cache_folder(options: Options) -> Path:
     """Where compiled programs are kept."""
-def explaining_environment() -> dict[str, str]:
-    """The environment of a process whose compilations note all that an explanation tells."""
-    return {**os.environ, "STATOR_EXPLAIN": "1"}
-
-
     if options.cache_dir is not None:
         return options.cache_dir
     home = os.environ.get("XDG_CACHE_HOME")

@@ -140,6 +140,7 @@ POST_GRAD: Final[tuple[GraphPass, ...]] = (
 def prepare(module: fx.GraphModule, lifted: list[str], tools: Tools) -> Flat:
     """A captured graph as a program to trace: rewritten, its tensors being further arguments."""
     own = LazyGraphModule(module, copy.deepcopy(module.graph), "Captured")  # Dynamo keeps its own
+    take_callers_line(own.graph)
     run_passes(with_registered("pre_grad", PRE_GRAD), own.graph, tools.ctx, CAPTURED)
     return graph_runner(own, lifted)
 
@@ -157,7 +158,6 @@ def make_tools(
     weights: frozenset[int] = frozenset(),
 ) -> Tools:
     """The compiler, set up for one compilation.
-    take_callers_line(own.graph)
 
     `examples` are inputs to check passes with; `weights` are positions of those among them that
     stay the same from call to call.
