@@ -35,6 +35,7 @@ TAKEN: dict[str, list[tuple[Any, Any]]] = {
     "knapsack": [("dp", "dp"), ("ilp", "ilp"), ("greedy", "greedy")],
     "fuel_log": [(None, None), ("a/file", Path("a/file")), (Path("b"), Path("b"))],
     "verify": [(True, True), (False, False), ("kernels", "kernels")],
+    "numerics": [("fast", "fast"), ("eager", "eager")],
     "verify_passes": [("graphs", "graphs"), ("values", "values")],
     "dump_dir": [(None, None), ("a/folder", Path("a/folder")), (Path("b"), Path("b"))],
 }
@@ -55,6 +56,7 @@ REFUSED: dict[str, list[Any]] = {
     "knapsack": ["best", None],
     "fuel_log": [3, True, ["a"]],
     "verify": [1, 0, "graphs", None],
+    "numerics": ["exact", None, True],
     "verify_passes": ["everything", None, True],
     "dump_dir": [3, True, ["a"]],
 }

@@ -26,6 +26,7 @@ MODES: Final[Mapping[str, Mapping[str, Any]]] = {
 EXECUTORS: Final = ("native", "python")
 CHECKS: Final = ("graphs", "values")  # what is verified after a pass
 FUELS: Final = ("fuel", "pass_fuel", "kernel_fuel")  # what can be counted and stopped
+NUMERICS: Final = ("fast", "eager")  # whose bits kernels give
 COSTS: Final = ("flops", "profile")  # where costs of recomputing come from
 KNAPSACKS: Final = ("dp", "ilp", "greedy")  # what fills a memory budget
 # Subjects of the log, each with a logger of its own: stator.stages, …
@@ -39,6 +40,7 @@ class Options:
     strict: bool = False  # raise CompileError where a graph would fall back to eager
     kernels: bool = True  # fuse operators into native CPU kernels; off: torch runs them all
     executor: str = "native"  # what runs between kernels: "native" code, or "python" for debugging
+    numerics: str = "fast"  # "eager": eager's own bits; operators whose kernels differ are calls
     fallback_random: bool = False  # with kernels: eager's own random bits, drawn by torch
     verify: bool | str = True  # check graphs after passes; "kernels": each kernel beside eager too
     verify_passes: str = "graphs"  # "values": also run each graph before and after each pass
@@ -66,6 +68,16 @@ class Options:
     profile_ranges: bool = False  # torch.profiler sees each kernel and call, with the user's line
     logs: tuple[str, ...] = field(default=(), metadata=UNKEYED)  # subjects to log: "fusion", …
     progress: bool = field(default=True, metadata=UNKEYED)  # a bar while compiling takes long
+
+    @property
+    def has_eager_bits(self) -> bool:
+        """Whether results are to be eager's, bit for bit."""
+        return self.numerics == "eager"
+
+    @property
+    def draws_as_eager(self) -> bool:
+        """Whether random numbers are eager's own."""
+        return self.fallback_random or not self.kernels or self.has_eager_bits
 
     @property
     def saves_memory(self) -> bool:
@@ -212,6 +224,7 @@ _WANTED: Final[Mapping[str, tuple[str, Callable[[Any], bool]]]] = {
         lambda value: isinstance(value, bool) or value == "kernels",
     ),
     "verify_passes": (" or ".join(map(repr, CHECKS)), lambda value: value in CHECKS),
+    "numerics": (" or ".join(map(repr, NUMERICS)), lambda value: value in NUMERICS),
     "skip": ("a tuple of pass names", _are_names),
     "memory_budget": ("a number from 0 (keep inputs alone) to 1 (the quickest way)", _is_share),
     "memory_limit": ('bytes: a count above 0, or words like "8GiB" or "512 MiB"', _is_limit),

@@ -40,6 +40,7 @@ from stator.graph.edit import CALLERS, EXTRAS, PART, spread_lines
 from stator.graph.registry import with_registered
 from stator.graph.rules import apply_rules
 from stator.graph.run import CAPTURED, Ctx, GraphPass, dump_graph, run_passes
+from stator.lower.lower import Lowering
 from stator.options import FUELS, Options
 from stator.package.planned import Planned
 from stator.passes.freezing.drop_casts import drop_casts
@@ -58,6 +59,7 @@ from stator.passes.joint.fold_uniform import fold_uniform
 from stator.passes.joint.pad_mm import pad_mm
 from stator.passes.joint.seed_random import seed_random
 from stator.passes.post_grad.cancel_cat_split import cancel_cat_split
+from stator.passes.post_grad.drop_vectors import drop_vectors
 from stator.passes.post_grad.fold_cumsum import fold_cumsum
 from stator.passes.post_grad.fuse_conv_activation import fuse_conv_activation
 from stator.passes.post_grad.hold_to_promise import hold_to_promise
@@ -69,6 +71,7 @@ from stator.passes.post_grad.write_in_place import write_in_place
 from stator.passes.pre_grad.fuse_attention import fuse_attention
 from stator.passes.pre_grad.normalize_keywords import normalize_keywords
 from stator.passes.pre_grad.settle_dropout import settle_dropout
+from stator.passes.pre_grad.spell_dropout import spell_dropout
 from stator.rules.algebra import ALGEBRA
 from stator.rules.views import VIEWS
 from stator.runtime.constants import Furnished, with_constants
@@ -97,6 +100,7 @@ log: Final = logger("memory")
 PRE_GRAD: Final[tuple[GraphPass, ...]] = (
     normalize_keywords,  # first: the others ask for arguments by torch's names
     settle_dropout,  # the one place where its torch function is still whole
+    spell_dropout,  # of what draws numbers
     fuse_attention,  # before differentiation: torch's attention has a backward of its own
 )
 
@@ -125,6 +129,7 @@ POST_GRAD: Final[tuple[GraphPass, ...]] = (
     unroll_foreach,  # first: the others, and the fuser, see single tensors
     drop_noops,  # again: copies of what the caller holds can go now that nothing is saved
     share_subexpressions,  # of single tensors that differ in no view: more calls are equal
+    drop_vectors,  # before anything looks at how large results are
     cancel_cat_split,  # equal parts are one by now, and so are seen to be all of one tensor
     fold_cumsum,  # before the plan: a product joins the kernels around, a running sum does not
     write_in_place,  # behind all that makes values have fewer readers
@@ -135,6 +140,23 @@ POST_GRAD: Final[tuple[GraphPass, ...]] = (
     hold_to_promise,  # late: what others might move or merge stands between
     reorder_for_memory,  # last: it counts what is left
 )
+
+
+# After these a graph gives the same bits.  A pass that does not stand here is left out where
+# `Options.numerics` asks for eager's.
+KEEPS_BITS: Final = frozenset(
+    {
+        *("normalize_keywords", "settle_dropout", "spell_dropout", "drop_noops"),
+        *("simplify_views", "unroll_foreach", "share_subexpressions", "drop_vectors"),
+        *("cancel_cat_split", "write_in_place", "hold_to_promise", "reorder_for_memory"),
+    }
+)
+
+
+def bits_changed_by() -> tuple[str, ...]:
+    """The names of our passes after which results may differ in their last bits."""
+    names = (pass_.__name__ for pass_ in (*PRE_GRAD, *JOINT, *FREEZING, *POST_GRAD))
+    return tuple(dict.fromkeys(name for name in names if name not in KEEPS_BITS))
 
 
 def prepare(module: fx.GraphModule, lifted: list[str], tools: Tools) -> Flat:
@@ -162,6 +184,8 @@ def make_tools(
     `examples` are inputs to check passes with; `weights` are positions of those among them that
     stay the same from call to call.
     """
+    if options.has_eager_bits:
+        options = replace(options, skip=(*options.skip, *bits_changed_by()))
     kept = tuple(examples) if options.verify_passes == "values" else ()
     log, label = options.fuel_log, f"compilation {record.number}"
     fuel = Fuel(options.fuel, log=log, label=label)
@@ -303,8 +327,9 @@ def _plan(module: fx.GraphModule, name: str, ctx: Ctx, loads: bool) -> Plan:
     """With native kernels where the options allow; if they cannot be built, torch runs all."""
     if ctx.options.kernels:
         try:
-            fuel = ctx.kernel_fuel
-            return plan_kernels(module, ctx.record, name, ctx.dump, loads=loads, fuel=fuel)
+            as_eager = ctx.options.has_eager_bits
+            lowering = Lowering(module, fuel=ctx.kernel_fuel, as_eager=as_eager)
+            return plan_kernels(module, ctx.record, name, ctx.dump, loads=loads, lowering=lowering)
         except Exception as error:
             note_fallback(error, ctx.record, ctx.options.strict)
     return make_plan(module)

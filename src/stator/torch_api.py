@@ -585,16 +585,9 @@ def unregister(library: torch.library.Library) -> None:
     library._destroy()
 
 
-@contextmanager
-def script_autocast_off() -> Iterator[None]:
-    """TorchScript adds no casts of autocast: they are in the graph already."""
-    before = torch._C._jit_set_autocast_mode(False)
-    try:
-        yield
-    finally:
-        torch._C._jit_set_autocast_mode(before)
+remove_script_mutation: Final[Any] = torch._C._jit_pass_remove_mutation  # from a graph
 
 
-def remove_script_mutation(scripted: torch.jit.ScriptModule) -> None:
-    """Turn writes to a scripted module's own values into operators that return new ones."""
-    torch._C._jit_pass_remove_mutation(scripted.graph)
+def script_autocast(wanted: bool) -> bool:
+    """Whether TorchScript adds casts of autocast from now on; returns whether it did."""
+    return bool(torch._C._jit_set_autocast_mode(wanted))

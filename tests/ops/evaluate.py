@@ -89,6 +89,8 @@ EVALUATE: Final[Mapping[Prim, Callable[..., Tensor]]] = {
     Prim.TRUNC: torch.trunc,
     Prim.ROUND: torch.round,
     Prim.COPYSIGN: torch.copysign,
+    Prim.TO_F16: lambda x: x.half().to(x.dtype),
+    Prim.TO_BF16: lambda x: x.bfloat16().to(x.dtype),
     Prim.FMA: fused_multiply_add,
     Prim.EXP: torch.exp,
     Prim.EXP2: torch.exp2,

@@ -22,12 +22,14 @@ from rich.progress import (
 
 from tests.sweep.cases import DTYPES, Unit, units
 from tests.sweep.judge import BOTH_FAIL, EXCEPTION
+from tests.sweep.observe import EAGER_BITS
 from tests.sweep.report import Summary, summarise, write_report
 from tests.sweep.results import Conditions, ConditionsDifferError, ResultsFile, UnitResult
 from tests.sweep.workers import Setup, judge_units
 
 _ROOT: Final = Path(__file__).resolve().parents[2]
 _FOLDER: Final = _ROOT / ".sweep"
+MOST_WITH_OTHER_BITS: Final = 0.01
 _GIB: Final = 2**30
 
 
@@ -61,6 +63,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report.parent.mkdir(exist_ok=True)
     report.write_text(write_report(results, conditions))
     summary = summarise(results)
+    if chosen.numerics == "eager":
+        console.print(f"eager's bits in {1 - summary.share:.2%} of {summary.cases} cases")
+        return 0 if summary.share <= MOST_WITH_OTHER_BITS else 1
     _tell(summary, report, console)
     return 0 if summary.is_good else 1
 
@@ -69,6 +74,8 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     chosen = _parser().parse_args(arguments)
     if chosen.kernels is not None:
         chosen.backend = "stator+kernels" if chosen.kernels else "stator+no-kernels"
+    if chosen.numerics == "eager":
+        chosen.backend = EAGER_BITS
     return chosen
 
 
@@ -83,6 +90,11 @@ def _parser() -> argparse.ArgumentParser:
         "--kernels",
         action=argparse.BooleanOptionalAction,
         help="our own backend with native kernels on or off; neither: as users get it",
+    )
+    parser.add_argument(
+        "--numerics",
+        choices=["eager"],
+        help="our own backend with eager's numerics: every bit of a value has to be eager's",
     )
     parser.add_argument("--peer", default="aot_eager", help="who is asked when we fail")
     parser.add_argument("--workers", type=int, default=2)
@@ -101,6 +113,7 @@ def _setup(chosen: argparse.Namespace) -> Setup:
         limit=chosen.limit,
         memory=int(chosen.memory_gib * _GIB),
         logs=_FOLDER,
+        bits=chosen.numerics == "eager",
     )
 
 

@@ -22,10 +22,12 @@ from tests.sweep.cases import BACKWARD, Unit
 # A failure inside the compiler must be seen here, not be covered by its fallback to eager; and
 # random numbers have to be eager's own, to be compared.
 _OURS: Final[dict[str, Any]] = {"strict": True, "fallback_random": True, "cache": False}
+EAGER_BITS: Final = "stator+eager-bits"
 BACKEND_OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "stator": _OURS,
     "stator+kernels": _OURS | {"kernels": True},
     "stator+no-kernels": _OURS | {"kernels": False},
+    EAGER_BITS: {"strict": True, "numerics": "eager", "cache": False},
     "stator+verified": _OURS | {"verify": "kernels"},
 }
 _WIDER: Final = {

@@ -11,7 +11,7 @@ from tests.parity import KERNELS
 from tests.sweep.cases import DTYPES, operators, samples, units
 from tests.sweep.exceptions import reason_for
 from tests.sweep.judge import EXCEPTION, Judge
-from tests.sweep.observe import Case
+from tests.sweep.observe import EAGER_BITS, Case
 
 _ONE_IN: Final = 8  # of the operators that are not risky
 _DTYPES: Final = tuple(dtype for dtype in DTYPES if dtype != "float64")  # float32 stands for it
@@ -63,6 +63,24 @@ def _failures(op: str, cap: int, in_place: bool) -> list[str]:
             if outcome.verdict == EXCEPTION and reason_for(unit) is None:
                 found.append(f"{unit}, sample {index}: {outcome.differences}")
     return found
+
+
+# Drawn from the whole, dropout and sums first: what `Options.numerics="eager"` promises.
+_WITH_EAGER_BITS: Final = """
+    nn.functional.dropout nn.functional.alpha_dropout nn.functional.feature_alpha_dropout add sub
+    mul div.floor_rounding sum var softmax exp tanh sigmoid gelu nn.functional.gelu
+    nn.functional.layer_norm nn.functional.cross_entropy nn.functional.linear norm.nuc where clamp
+    """
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("op", [name for name in _WITH_EAGER_BITS.split() if name in operators()])
+def test_operator_has_eagers_bits(op: str) -> None:
+    judge = Judge(EAGER_BITS, bits=True)
+    for unit in units([op], ("float32", "bfloat16", "int64")):
+        for index, sample in samples(unit, 1).chosen:
+            outcome = judge(Case.of(unit, index, sample))
+            assert outcome.verdict != EXCEPTION, f"{unit}, sample {index}: {outcome.differences}"
 
 
 @pytest.mark.sweep

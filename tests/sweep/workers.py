@@ -37,6 +37,7 @@ class Setup:
     limit: float  # seconds, for one run of one case
     memory: int  # bytes of address space a worker may use
     logs: Path  # folder for what the workers print
+    bits: bool = False  # every bit of a value counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,5 +211,5 @@ def _judge_sample(
     def announce(phase: str) -> None:
         connection.send(Begun(phase, case.index))
 
-    judge = Judge(setup.backend, setup.peer, setup.limit, announce)
+    judge = Judge(setup.backend, setup.peer, setup.limit, announce, setup.bits)
     return judge(case, cause_of_death)

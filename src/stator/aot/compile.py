@@ -86,7 +86,7 @@ def trace_and_cut(
     """The program as a forward and a backward graph."""
     record = tools.ctx.record
     with record.stage("trace") as progress:
-        traced = trace(function, inputs, mode)
+        traced = trace(function, inputs, mode, as_eager=tools.ctx.options.has_eager_bits)
         progress.nodes = len(traced.module.graph.nodes)
     drop_unread(traced.module.graph)  # patterns count readers
     _mark_weights(traced, tools.weights)
@@ -163,7 +163,7 @@ class Specialized:
         ctx = self.tools.ctx
         if ctx.options.strict or isinstance(error, OptionError):
             note_fallback(error, ctx.record, strict=True)
-        if self.replays_random and ctx.options.kernels and not ctx.options.fallback_random:
+        if self.replays_random and not ctx.options.draws_as_eager:
             raise Unsupported(
                 ctx.record.running,
                 f"{type(error).__name__}: {error}",

@@ -92,8 +92,14 @@ class Traced:
         return output.args[0]
 
 
-def trace(function: Flat, inputs: Sequence[Any], mode: FakeTensorMode) -> Traced:
-    """Trace `function` on fake `inputs`, with its backward where grad mode is on and it matters."""
+def trace(
+    function: Flat, inputs: Sequence[Any], mode: FakeTensorMode, *, as_eager: bool = False
+) -> Traced:
+    """Trace `function` on fake `inputs`, with its backward where grad mode is on and it matters.
+
+    `as_eager`: operators are taken apart as eager does it, wherever sizes are plain numbers.  Where
+    they are symbols, some have Python implementations with other formulas.
+    """
     tracer = _Tracer(function, inputs, mode)
     with ExitStack() as stack:
         for context in (
@@ -106,12 +112,23 @@ def trace(function: Flat, inputs: Sequence[Any], mode: FakeTensorMode) -> Traced
             autocast_cache_off(),
             saved_tensor_hooks_off(),
             preserve_node_meta(),
-            python_dispatcher(mode.shape_env is not None),
+            python_dispatcher(mode.shape_env is not None and not (as_eager and _is_static(inputs))),
             mode,  # the program's own new tensors are fake too
         ):
             stack.enter_context(context)
         module = make_fx(tracer.joint)(*tracer.plain)
     return tracer.finish(module)
+
+
+def _is_static(inputs: Sequence[Any]) -> bool:
+    """Whether all sizes are plain numbers."""
+    sizes = [
+        number
+        for value in inputs
+        if isinstance(value, torch.Tensor)
+        for number in (*value.size(), value.storage_offset())
+    ]
+    return not any(isinstance(one, torch.SymInt) for one in (*inputs, *sizes))
 
 
 class _Enter(torch.autograd.Function):

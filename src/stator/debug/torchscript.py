@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
@@ -17,7 +18,7 @@ from stator.torch_api import (
     is_fake,
     pytree,
     remove_script_mutation,
-    script_autocast_off,
+    script_autocast,
 )
 
 aten: Final = torch.ops.aten
@@ -114,11 +115,21 @@ def _finite(graph: fx.Graph, arguments: Any) -> Any:
     return fx.node.map_aggregate(arguments, spelled)
 
 
+@contextmanager
+def _autocast_off() -> Iterator[None]:
+    """The casts of autocast are in the graph already."""
+    before = script_autocast(False)
+    try:
+        yield
+    finally:
+        script_autocast(before)
+
+
 def _frozen(module: fx.GraphModule) -> Any:
-    with script_autocast_off(), warnings.catch_warnings():
+    with _autocast_off(), warnings.catch_warnings():
         # TorchScript is deprecated, and has words about annotations of every graph module.
         warnings.filterwarnings("ignore", category=DeprecationWarning)
         warnings.filterwarnings("ignore", message="The TorchScript type system")
         scripted = torch.jit.script(module)
-        remove_script_mutation(scripted)
+        remove_script_mutation(scripted.graph)
         return torch.jit.optimize_for_inference(torch.jit.freeze(scripted.eval()))

@@ -50,6 +50,8 @@ class Prim(Enum):
     TRUNC = auto()
     ROUND = auto()  # half to even
     COPYSIGN = auto()
+    TO_F16 = auto()  # f32: the nearest number that f16 has
+    TO_BF16 = auto()  # f32: the nearest number that bf16 has
     FMA = auto()  # x * y + z, rounded once
 
     # floats: within 2 ulp

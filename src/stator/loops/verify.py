@@ -90,6 +90,7 @@ _TAKES: Final[dict[Prim, Takes]] = {
     **dict.fromkeys(_LOGIC, _is_bool_or_integer),
     **dict.fromkeys((Prim.SHL, Prim.SHR), _is_integer),
     **dict.fromkeys((*_CHOICE, *COMPARISONS), _is_any),
+    **dict.fromkeys((Prim.TO_F16, Prim.TO_BF16), lambda dtype: dtype is DType.F32),
     **dict.fromkeys((Prim.THREEFRY_0, Prim.THREEFRY_1), lambda dtype: dtype is DType.I32),
 }
 _BINARY: Final = frozenset(

@@ -21,9 +21,10 @@ from stator.core.fuel import Fuel
 from stator.graph.edit import KEPT
 from stator.loops.build import Body, apply, cast, const
 from stator.loops.index import Axis, Index, Symbol
-from stator.loops.ir import Apply, Buffer, Combine, Expr, IndexValue, Load, loads_of, walk
+from stator.loops.ir import Apply, Buffer, Combine, Const, Expr, IndexValue, Load, loads_of, walk
 from stator.loops.prims import Prim
 from stator.loops.values import Point, Result, Updates, Value, broadcast, product
+from stator.lower.eager_bits import has_eager_bits
 from stator.lower.items import Check, Compute, Extern, Item, Scatter, Size, place_of, without_unread
 from stator.lower.numbers import Number, number_of
 from stator.lower.sizes import Shown, Sizes
@@ -54,6 +55,10 @@ _DEAR: Final = frozenset(prim for prim in Prim if prim.value > Prim.FMA.value) |
 }
 
 
+_HALVES: Final = {DType.F16: Prim.TO_F16, DType.BF16: Prim.TO_BF16}
+_TORCH_HALVES: Final = {DType.F16: torch.float16, DType.BF16: torch.bfloat16}
+
+
 @dataclass(frozen=True, slots=True)
 class _Loops:
     """The axes of one computation."""
@@ -76,6 +81,7 @@ class Lowering:
     reasons: dict[str, str] = field(default_factory=dict)  # node -> why torch executes it
     sizes: Sizes = field(default_factory=Sizes)
     fuel: Fuel = field(default_factory=Fuel)  # for operators that become loops
+    as_eager: bool = False  # eager's own bits, or no kernel
     count: int = 0
     current: fx.Node | None = None  # the one that is being lowered
     makers: dict[str, fx.Node] = field(default_factory=dict)  # of buffers that no node is called as
@@ -194,6 +200,8 @@ class Lowering:
         stride = contiguous(size) if stride is None else stride
         buffer = Buffer(loops.name, dtype, extent(size, stride))
         value = cast(value, dtype.computed_in)
+        if self.as_eager:  # whoever shares the loop reads what was stored before it is rounded
+            value = _half_of_eager(value, dtype)
         self.items.append(
             Compute(
                 buffer, size, stride, loops.outer, loops.inner, loops.combine, value, loops.scan
@@ -244,7 +252,7 @@ class Lowering:
         if value is None:
             self._extern(node, reason)
         else:
-            self.values[node] = value
+            self.values[node] = _rounded_to_half(value) if self.as_eager else value
             self._adopt(node, self.items[count:])
             self._keep_if_dear(node)
 
@@ -283,6 +291,8 @@ class Lowering:
         known = (table.POINTWISE, table.RULES, table.VIEW_RULES)
         if not any(target in rules for rules in known):
             return "no rule"
+        if self.as_eager and not has_eager_bits(node):
+            return "Options.numerics: its kernel does not give eager's bits"
         results = node.meta.get("val")
         several = isinstance(results, tuple | list)
         read = {user.args[1] for user in node.users if user.target is operator.getitem}
@@ -413,6 +423,26 @@ class Lowering:
                 self.values[node] = self._kept_number(value)
             if isinstance(value, Value | Number):
                 self.realize(node)
+
+
+def _rounded_to_half(value: Any) -> Any:
+    """Values of half precision as they would be in memory: eager rounds after every operator."""
+    if isinstance(value, tuple):
+        return tuple(_rounded_to_half(part) for part in value)
+    if not isinstance(value, Value) or value.dtype not in _HALVES:
+        return value
+    return Value(value.size, value.dtype, lambda p: _half_of_eager(value.load(p), value.dtype))
+
+
+def _half_of_eager(expr: Expr, dtype: DType) -> Expr:
+    """`expr` rounded to half precision, if that is the type."""
+    if dtype not in _HALVES:
+        return expr
+    if isinstance(expr, Const):
+        return const(_rounded(float(expr.value), _TORCH_HALVES[dtype]), expr.dtype)
+    is_stored = isinstance(expr, Load) and expr.buffer.dtype is dtype
+    is_rounded = isinstance(expr, Apply) and expr.prim is _HALVES[dtype]
+    return expr if is_stored or is_rounded else apply(_HALVES[dtype], expr)
 
 
 def _kind(op: Pointwise, node: fx.Node, result: Result) -> DType | None:

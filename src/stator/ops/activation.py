@@ -13,7 +13,7 @@ from stator.loops.ir import Expr
 from stator.loops.values import Builder, Point, Result, broadcast
 from stator.loops.values import Value as Tensor
 from stator.ops.pointwise import clamp, clamp_min, require_number_of
-from stator.ops.table import Takes, lowers, pointwise
+from stator.ops.table import Exact, Takes, lowers, pointwise
 
 aten = torch.ops.aten
 _b = Body()
@@ -34,25 +34,25 @@ def elementwise(result: Result, formula: Callable[..., Expr], *tensors: Tensor) 
 # Made of straight lines
 
 
-@pointwise(aten.relu.default, takes=Takes.NUMBERS)
+@pointwise(aten.relu.default, takes=Takes.NUMBERS, exact=Exact.EVERYWHERE)
 def relu(b: Body, x: Expr) -> Expr:
     """max(x, 0)"""
     return clamp_min(b, x, 0)
 
 
-@pointwise(aten.relu6.default)
+@pointwise(aten.relu6.default, exact=Exact.EVERYWHERE)
 def relu6(b: Body, x: Expr) -> Expr:
     """min(max(x, 0), 6)"""
     return clamp(b, x, 0, 6)
 
 
-@pointwise(aten.leaky_relu.default, takes=Takes.FLOATS)
+@pointwise(aten.leaky_relu.default, takes=Takes.FLOATS, exact=Exact.EVERYWHERE)
 def leaky_relu(b: Body, x: Expr, negative_slope: Any = 0.01) -> Expr:
     """x above zero, slope * x below"""
     return b.where(b.gt(x, 0), x, b.mul(x, negative_slope))
 
 
-@pointwise(aten.leaky_relu_backward.default, takes=Takes.FLOATS)
+@pointwise(aten.leaky_relu_backward.default, takes=Takes.FLOATS, exact=Exact.EVERYWHERE)
 def leaky_relu_backward(
     b: Body, grad: Expr, x: Expr, negative_slope: Any, self_is_result: bool
 ) -> Expr:
@@ -60,7 +60,7 @@ def leaky_relu_backward(
     return b.where(b.gt(x, 0), grad, b.mul(grad, negative_slope))
 
 
-@pointwise(aten._prelu_kernel.default, takes=Takes.FLOATS)
+@pointwise(aten._prelu_kernel.default, takes=Takes.FLOATS, exact=Exact.EVERYWHERE)
 def prelu(b: Body, x: Expr, weight: Expr) -> Expr:
     """x above zero, weight * x below"""
     return b.where(b.gt(x, 0), x, b.mul(weight, x))
@@ -79,20 +79,20 @@ def prelu_backward(
     )
 
 
-@pointwise(aten.threshold.default, takes=Takes.NUMBERS)
+@pointwise(aten.threshold.default, takes=Takes.NUMBERS, exact=Exact.EVERYWHERE)
 def threshold(b: Body, x: Expr, threshold: Any, value: Any) -> Expr:
     """x above the threshold, else the value"""
     require_number_of(x, threshold, value)
     return b.where(b.le(x, threshold), value, x)
 
 
-@pointwise(aten.threshold_backward.default, takes=Takes.NUMBERS)
+@pointwise(aten.threshold_backward.default, takes=Takes.NUMBERS, exact=Exact.EVERYWHERE)
 def threshold_backward(b: Body, grad: Expr, x: Expr, threshold: Any) -> Expr:
     """grad where x is above the threshold"""
     return b.where(b.le(x, threshold), 0, grad)
 
 
-@pointwise(aten.hardtanh.default)
+@pointwise(aten.hardtanh.default, exact=Exact.EVERYWHERE)
 def hardtanh(b: Body, x: Expr, min_val: Any = -1, max_val: Any = 1) -> Expr:
     """min(max(x, lower), upper)"""
     return clamp(b, x, min_val, max_val)
@@ -105,7 +105,7 @@ def hardtanh_backward(b: Body, grad: Expr, x: Expr, min_val: Any, max_val: Any) 
     return b.where(is_between, grad, 0)
 
 
-@pointwise(aten.hardsigmoid.default, takes=Takes.FLOATS)
+@pointwise(aten.hardsigmoid.default, takes=Takes.FLOATS, exact=Exact.HALVES)
 def hardsigmoid(b: Body, x: Expr) -> Expr:
     """min(max(x + 3, 0), 6) / 6"""
     return b.mul(relu6(b, b.add(x, 3)), 1 / 6)
@@ -131,7 +131,7 @@ def hardswish_backward(b: Body, grad: Expr, x: Expr) -> Expr:
     return b.where(b.ge(x, 3), grad, b.where(b.le(x, -3), 0, curved))
 
 
-@pointwise(aten.hardshrink.default, takes=Takes.FLOATS)
+@pointwise(aten.hardshrink.default, takes=Takes.FLOATS, exact=Exact.WIDE)
 def hardshrink(b: Body, x: Expr, lambd: Any = 0.5) -> Expr:
     """x outside of [-lambda, lambda], else 0"""
     is_between = b.and_(b.ge(x, -lambd), b.le(x, lambd))
@@ -156,19 +156,19 @@ def shrink_backward(b: Body, grad: Expr, x: Expr, lambd: Any) -> Expr:
 # Made of exponentials
 
 
-@pointwise(aten.sigmoid.default)
+@pointwise(aten.sigmoid.default, exact=Exact.HALVES)
 def sigmoid(b: Body, x: Expr) -> Expr:
     """1 / (1 + exp(-x))"""
     return b.sigmoid(x)
 
 
-@pointwise(aten.sigmoid_backward.default, takes=Takes.FLOATS)
+@pointwise(aten.sigmoid_backward.default, takes=Takes.FLOATS, exact=Exact.WIDE)
 def sigmoid_backward(b: Body, grad: Expr, y: Expr) -> Expr:
     """grad * (1 - y) * y"""
     return b.mul(b.mul(grad, b.sub(1, y)), y)
 
 
-@pointwise(aten.tanh_backward.default, takes=Takes.FLOATS)
+@pointwise(aten.tanh_backward.default, takes=Takes.FLOATS, exact=Exact.EVERYWHERE)
 def tanh_backward(b: Body, grad: Expr, y: Expr) -> Expr:
     """grad * (1 - y * y)"""
     return b.mul(grad, b.fma(b.neg(y), y, 1))
@@ -194,7 +194,7 @@ def log_sigmoid_backward(b: Body, grad: Expr, x: Expr, buffer: Expr) -> Expr:
     return b.mul(grad, b.where(b.lt(x, 0), b.sub(1, part), part))
 
 
-@pointwise(aten.silu.default, takes=Takes.FLOATS)
+@pointwise(aten.silu.default, takes=Takes.FLOATS, exact=Exact.HALVES)
 def silu(b: Body, x: Expr) -> Expr:
     """x * sigmoid(x)"""
     return b.div(x, b.add(1, b.exp(b.neg(x))))
@@ -328,7 +328,7 @@ def _gelu_tanh(b: Body, x: Expr) -> Expr:
     return b.tanh(b.mul(b.add(x, b.mul(cube, GELU_CUBE)), GELU_SLOPE))
 
 
-@pointwise(aten.native_dropout_backward.default)
+@pointwise(aten.native_dropout_backward.default, exact=Exact.EVERYWHERE)
 def dropout_backward(b: Body, grad: Expr, mask: Value, scale: Any) -> Expr:
     """grad * mask * scale"""
     return b.mul(grad, b.mul(mask, scale))

@@ -15,7 +15,7 @@ from stator.loops.prims import Prim
 from stator.loops.values import Builder, Point, Result
 from stator.loops.values import Value as Tensor
 from stator.ops.pointwise import both, require_number_of
-from stator.ops.table import Promotion, Takes, lowers, pointwise
+from stator.ops.table import Exact, Promotion, Takes, lowers, pointwise
 
 aten = torch.ops.aten
 _b = Body()
@@ -45,40 +45,42 @@ COMPARISONS: Final = {
 }
 
 for _operator, _prim in COMPARISONS.items():
-    pointwise(_operator.Tensor, _operator.Scalar, promotion=Promotion.INPUTS)(_formula(_prim))
+    pointwise(
+        _operator.Tensor, _operator.Scalar, promotion=Promotion.INPUTS, exact=Exact.EVERYWHERE
+    )(_formula(_prim))
 
 
-@pointwise(aten.isnan.default, promotion=Promotion.INPUTS)
+@pointwise(aten.isnan.default, promotion=Promotion.INPUTS, exact=Exact.EVERYWHERE)
 def isnan(b: Body, x: Expr) -> Expr:
     """Whether it is no number"""
     return b.is_nan(x) if x.dtype.is_float else const(False, DType.BOOL)
 
 
-@pointwise(aten.isinf.default, promotion=Promotion.INPUTS)
+@pointwise(aten.isinf.default, promotion=Promotion.INPUTS, exact=Exact.EVERYWHERE)
 def isinf(b: Body, x: Expr) -> Expr:
     """|x| == inf"""
     return b.eq(b.abs(x), math.inf) if x.dtype.is_float else const(False, DType.BOOL)
 
 
-@pointwise(aten.isposinf.default, promotion=Promotion.INPUTS)
+@pointwise(aten.isposinf.default, promotion=Promotion.INPUTS, exact=Exact.EVERYWHERE)
 def isposinf(b: Body, x: Expr) -> Expr:
     """x == inf"""
     return b.eq(x, math.inf) if x.dtype.is_float else const(False, DType.BOOL)
 
 
-@pointwise(aten.isneginf.default, promotion=Promotion.INPUTS)
+@pointwise(aten.isneginf.default, promotion=Promotion.INPUTS, exact=Exact.EVERYWHERE)
 def isneginf(b: Body, x: Expr) -> Expr:
     """x == -inf"""
     return b.eq(x, -math.inf) if x.dtype.is_float else const(False, DType.BOOL)
 
 
-@pointwise(aten.isfinite.default, promotion=Promotion.INPUTS)
+@pointwise(aten.isfinite.default, promotion=Promotion.INPUTS, exact=Exact.EVERYWHERE)
 def isfinite(b: Body, x: Expr) -> Expr:
     """|x| < inf, which NaN is not"""
     return b.lt(b.abs(x), math.inf) if x.dtype.is_float else const(True, DType.BOOL)
 
 
-@pointwise(aten.signbit.default, promotion=Promotion.INPUTS)
+@pointwise(aten.signbit.default, promotion=Promotion.INPUTS, exact=Exact.EVERYWHERE)
 def signbit(b: Body, x: Expr) -> Expr:
     """Whether the sign is minus, of zeros and NaN too"""
     if x.dtype.is_float:
@@ -90,25 +92,25 @@ def signbit(b: Body, x: Expr) -> Expr:
 # Logic and bits
 
 
-@pointwise(aten.logical_and.default, promotion=Promotion.INPUTS)
+@pointwise(aten.logical_and.default, promotion=Promotion.INPUTS, exact=Exact.EVERYWHERE)
 def logical_and(b: Body, x: Expr, y: Expr) -> Expr:
     """x != 0 and y != 0"""
     return b.and_(truth(b, x), truth(b, y))
 
 
-@pointwise(aten.logical_or.default, promotion=Promotion.INPUTS)
+@pointwise(aten.logical_or.default, promotion=Promotion.INPUTS, exact=Exact.EVERYWHERE)
 def logical_or(b: Body, x: Expr, y: Expr) -> Expr:
     """x != 0 or y != 0"""
     return b.or_(truth(b, x), truth(b, y))
 
 
-@pointwise(aten.logical_xor.default, promotion=Promotion.INPUTS)
+@pointwise(aten.logical_xor.default, promotion=Promotion.INPUTS, exact=Exact.EVERYWHERE)
 def logical_xor(b: Body, x: Expr, y: Expr) -> Expr:
     """(x != 0) != (y != 0)"""
     return b.xor(truth(b, x), truth(b, y))
 
 
-@pointwise(aten.logical_not.default, promotion=Promotion.INPUTS)
+@pointwise(aten.logical_not.default, promotion=Promotion.INPUTS, exact=Exact.EVERYWHERE)
 def logical_not(b: Body, x: Expr) -> Expr:
     """x == 0"""
     return b.not_(x) if x.dtype is DType.BOOL else b.eq(x, 0)
@@ -121,12 +123,16 @@ BITWISE: Final = {
 }
 
 for _operator, _prim in BITWISE.items():
-    pointwise(_operator.Tensor, _operator.Scalar, _operator.Scalar_Tensor, takes=Takes.BITS)(
-        _formula(_prim)
-    )
+    pointwise(
+        _operator.Tensor,
+        _operator.Scalar,
+        _operator.Scalar_Tensor,
+        takes=Takes.BITS,
+        exact=Exact.EVERYWHERE,
+    )(_formula(_prim))
 
 
-@pointwise(aten.bitwise_not.default, takes=Takes.BITS)
+@pointwise(aten.bitwise_not.default, takes=Takes.BITS, exact=Exact.EVERYWHERE)
 def bitwise_not(b: Body, x: Expr) -> Expr:
     """~x"""
     return b.not_(x)
@@ -138,6 +144,7 @@ def bitwise_not(b: Body, x: Expr) -> Expr:
     aten.bitwise_left_shift.Scalar_Tensor,
     aten.__lshift__.Tensor,
     aten.__lshift__.Scalar,
+    exact=Exact.EVERYWHERE,
 )
 def left_shift(b: Body, x: Value, amount: Value) -> Expr:
     """x << amount; 0 where the amount is negative or no less than the width"""
@@ -151,6 +158,7 @@ def left_shift(b: Body, x: Value, amount: Value) -> Expr:
     aten.bitwise_right_shift.Scalar_Tensor,
     aten.__rshift__.Tensor,
     aten.__rshift__.Scalar,
+    exact=Exact.EVERYWHERE,
 )
 def right_shift(b: Body, x: Value, amount: Value) -> Expr:
     """x >> amount; only the sign is left where the amount is negative or no less than the width"""
@@ -178,7 +186,13 @@ def _is_within(b: Body, amount: Expr, x: Expr) -> Expr:
 # Choice.  The condition arrives in the type of the result, as every tensor does.
 
 
-@pointwise(aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar)
+@pointwise(
+    aten.where.self,
+    aten.where.ScalarSelf,
+    aten.where.ScalarOther,
+    aten.where.Scalar,
+    exact=Exact.EVERYWHERE,
+)
 def where(b: Body, condition: Expr, x: Value, y: Value) -> Expr:
     """x where the condition holds, else y"""
     require_number_of(condition, x, y)  # it has the type of the result
@@ -186,14 +200,14 @@ def where(b: Body, condition: Expr, x: Value, y: Value) -> Expr:
     return b.where(truth(b, condition), chosen, other)
 
 
-@pointwise(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
+@pointwise(aten.masked_fill.Scalar, aten.masked_fill.Tensor, exact=Exact.EVERYWHERE)
 def masked_fill(b: Body, x: Expr, mask: Expr, value: Value) -> Expr:
     """The value where the mask holds, else x"""
     require_number_of(x, value)
     return b.where(truth(b, mask), value, x)
 
 
-@pointwise(aten.heaviside.default)
+@pointwise(aten.heaviside.default, exact=Exact.EVERYWHERE)
 def heaviside(b: Body, x: Expr, value: Expr) -> Expr:
     """0 below zero and for NaN, 1 above, the value at zero"""
     return b.where(b.eq(x, 0), value, b.cast(b.gt(x, 0), x.dtype))
@@ -204,7 +218,7 @@ LARGEST: Final = {
 }
 
 
-@lowers(aten.nan_to_num.default)
+@lowers(aten.nan_to_num.default, exact=Exact.EVERYWHERE)
 def nan_to_num(
     t: Builder, result: Result, x: Tensor, nan: Any = None, posinf: Any = None, neginf: Any = None
 ) -> Tensor:

@@ -12,7 +12,7 @@ from stator.loops.build import cast, const
 from stator.loops.index import Index
 from stator.loops.ir import Expr
 from stator.loops.values import Builder, Point, Result, Value, flat, unflat
-from stator.ops.table import lowers
+from stator.ops.table import Exact, lowers
 from stator.ops.window import MOST_UNROLLED, Sliding, added, guarded, sliding
 
 aten = torch.ops.aten
@@ -32,7 +32,7 @@ def _count(window: Sliding) -> Index:
     return (window.length + 2 * window.before - span) // window.step + 1
 
 
-@lowers(aten.im2col.default)
+@lowers(aten.im2col.default, exact=Exact.EVERYWHERE)
 def im2col(t: Builder, result: Result, x: Value, *how: Any) -> Value | None:
     """result[n, (c, i, j), (h, w)] = x[n, c, h * step - before + i * apart, ...], 0 outside"""
     windows = _windows(x.size[-2:], how)

@@ -14,7 +14,7 @@ from stator.loops.index import Element, Index, is_at_least, lower_bound, upper_b
 from stator.loops.ir import Cast, Const, Expr, IndexValue
 from stator.loops.values import Builder, Point, Result, Value, broadcast, product, unflat
 from stator.ops.arguments import dim_of, is_row_major, probe, replaced, settled
-from stator.ops.table import lowers
+from stator.ops.table import Exact, lowers
 
 aten = torch.ops.aten
 _b = Body()
@@ -157,7 +157,7 @@ def common_size(sizes: Sequence[tuple[Index, ...]]) -> tuple[Index, ...]:
     return tuple(common)
 
 
-@lowers(aten.index.Tensor)
+@lowers(aten.index.Tensor, exact=Exact.EVERYWHERE)
 def index_tensor(
     t: Builder, result: Result, x: Value, indices: Sequence[Value | None]
 ) -> Value | None:
@@ -170,7 +170,7 @@ def index_tensor(
     return Value(result.size, x.dtype, lambda p: source.load(chosen.source(p)))
 
 
-@lowers(aten._unsafe_index.Tensor)
+@lowers(aten._unsafe_index.Tensor, exact=Exact.EVERYWHERE)
 def unsafe_index(
     t: Builder, result: Result, x: Value, indices: Sequence[Value | None]
 ) -> Value | None:
@@ -185,7 +185,7 @@ def unsafe_index(
 # --- one index for all ---
 
 
-@lowers(aten.index_select.default)
+@lowers(aten.index_select.default, exact=Exact.EVERYWHERE)
 def index_select(t: Builder, result: Result, x: Value, dim: int, index: Value) -> Value:
     """result[..., k, ...] = x[..., index[k], ...]"""
     dim = dim_of(dim, x)
@@ -205,7 +205,7 @@ def index_select(t: Builder, result: Result, x: Value, dim: int, index: Value) -
     return Value(result.size, x.dtype, load)
 
 
-@lowers(aten.gather.default)
+@lowers(aten.gather.default, exact=Exact.EVERYWHERE)
 def gather(
     t: Builder, result: Result, x: Value, dim: int, index: Value, sparse_grad: bool = False
 ) -> Value:
@@ -224,7 +224,7 @@ def gather(
     return Value(result.size, x.dtype, load)
 
 
-@lowers(aten.embedding.default)
+@lowers(aten.embedding.default, exact=Exact.EVERYWHERE)
 def embedding(t: Builder, result: Result, weight: Value, index: Value, *options: Any) -> Value:
     """result[..., j] = weight[index[...], j]"""
     span = Range(weight.size[0], False, IndexError, OUT_OF_RANGE)
@@ -245,7 +245,7 @@ def flat_range(x: Value) -> Range:
     return Range(count, True, IndexError, message)
 
 
-@lowers(aten.take.default)
+@lowers(aten.take.default, exact=Exact.EVERYWHERE)
 def take(t: Builder, result: Result, x: Value, index: Value) -> Value:
     """result[k] = x.flatten()[index[k]]"""
     span = flat_range(x)

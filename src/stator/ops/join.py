@@ -12,7 +12,7 @@ from stator.loops.index import Index
 from stator.loops.ir import Expr, within
 from stator.loops.values import Builder, Point, Result, Value
 from stator.ops.arguments import load_inside
-from stator.ops.table import lowers
+from stator.ops.table import Exact, lowers
 
 aten = torch.ops.aten
 
@@ -31,7 +31,7 @@ def choose(place: Index, sizes: Sequence[Index], values: Sequence[Callable[[Inde
     )
 
 
-@lowers(aten.cat.default)
+@lowers(aten.cat.default, exact=Exact.EVERYWHERE)
 def cat(t: Builder, result: Result, tensors: Sequence[Value], dim: int = 0) -> Value:
     """result[i] = tensors[n][i - size[0] - ... - size[n - 1]]"""
     dim = dim % len(result.size)
@@ -47,7 +47,7 @@ def cat(t: Builder, result: Result, tensors: Sequence[Value], dim: int = 0) -> V
     return Value(result.size, result.dtype, load)
 
 
-@lowers(aten.stack.default)
+@lowers(aten.stack.default, exact=Exact.EVERYWHERE)
 def stack(t: Builder, result: Result, tensors: Sequence[Value], dim: int = 0) -> Value:
     """result[..., n, ...] = tensors[n]"""
     dim = dim % len(result.size)
@@ -62,7 +62,7 @@ def stack(t: Builder, result: Result, tensors: Sequence[Value], dim: int = 0) ->
     return Value(result.size, result.dtype, load)
 
 
-@lowers(aten.block_diag.default)
+@lowers(aten.block_diag.default, exact=Exact.EVERYWHERE)
 def block_diag(t: Builder, result: Result, tensors: Sequence[Value]) -> Value:
     """Matrices along the diagonal, zeros elsewhere."""
     kind = result.dtype.computed_in

@@ -12,7 +12,7 @@ from stator.loops.index import Index
 from stator.loops.ir import Expr, IndexValue, within
 from stator.loops.values import Builder, Point, Result, Value, broadcast
 from stator.ops.arguments import as_index, scalar
-from stator.ops.table import lowers
+from stator.ops.table import Exact, lowers
 
 aten = torch.ops.aten
 _b = Body()
@@ -20,7 +20,7 @@ _b = Body()
 EXACT: Final = 1 << 53  # integers below are exact as floats
 
 
-@lowers(aten._to_copy.default)
+@lowers(aten._to_copy.default, exact=Exact.EVERYWHERE)
 def to_copy(t: Builder, result: Result, x: Value, **options: Any) -> Value | None:
     """x in another type.  A conversion that was asked for rounds, even where nobody stores it."""
     if options.get("device") is not None and torch.device(options["device"]).type != "cpu":
@@ -30,13 +30,13 @@ def to_copy(t: Builder, result: Result, x: Value, **options: Any) -> Value | Non
     return t.keep(value) if result.dtype is not kind else value
 
 
-@lowers(aten.clone.default)
+@lowers(aten.clone.default, exact=Exact.EVERYWHERE)
 def clone(t: Builder, result: Result, x: Value, memory_format: Any = None) -> Value:
     """x, in memory of its own once somebody needs that."""
     return Value(result.size, x.dtype, x.load)
 
 
-@lowers(aten.copy.default)
+@lowers(aten.copy.default, exact=Exact.EVERYWHERE)
 def copy(t: Builder, result: Result, x: Value, source: Value, non_blocking: bool = False) -> Value:
     """source, in the size and type of x."""
     kind = result.dtype.computed_in
@@ -44,20 +44,20 @@ def copy(t: Builder, result: Result, x: Value, source: Value, non_blocking: bool
     return Value(result.size, result.dtype, lambda p: cast(wide.load(p), kind))
 
 
-@lowers(aten.full.default)
+@lowers(aten.full.default, exact=Exact.EVERYWHERE)
 def full(t: Builder, result: Result, size: Any, value: Any, **options: Any) -> Value | None:
     """One number everywhere."""
     number = scalar(value, result.dtype.computed_in)
     return None if number is None else Value(result.size, result.dtype, lambda _: number)
 
 
-@lowers(aten.full_like.default, aten.fill.Scalar)
+@lowers(aten.full_like.default, aten.fill.Scalar, exact=Exact.EVERYWHERE)
 def full_like(t: Builder, result: Result, x: Any, value: Any, **options: Any) -> Value | None:
     """One number everywhere, in the size of x."""
     return full(t, result, None, value)
 
 
-@lowers(aten.new_full.default)
+@lowers(aten.new_full.default, exact=Exact.EVERYWHERE)
 def new_full(
     t: Builder, result: Result, x: Any, size: Any, value: Any, **options: Any
 ) -> Value | None:
@@ -65,13 +65,13 @@ def new_full(
     return full(t, result, None, value)
 
 
-@lowers(aten.fill.Tensor)
+@lowers(aten.fill.Tensor, exact=Exact.EVERYWHERE)
 def fill(t: Builder, result: Result, x: Value, value: Value) -> Value:
     """The one element of value everywhere, in the size of x."""
     return Value(result.size, result.dtype, lambda _: cast(value.load(()), x.dtype.computed_in))
 
 
-@lowers(aten.zeros_like.default, aten.zeros.default, aten.new_zeros.default)
+@lowers(aten.zeros_like.default, aten.zeros.default, aten.new_zeros.default, exact=Exact.EVERYWHERE)
 def zeros(t: Builder, result: Result, *args: Any, **options: Any) -> Value | None:
     """0 everywhere."""
     return full(t, result, None, 0)
@@ -83,25 +83,26 @@ def zeros(t: Builder, result: Result, *args: Any, **options: Any) -> Value | Non
     aten.empty_strided.default,
     aten.new_empty.default,
     aten.new_empty_strided.default,
+    exact=Exact.EVERYWHERE,
 )
 def empty(t: Builder, result: Result, *args: Any, **options: Any) -> Value | None:
     """Anything everywhere; zeros cost nothing unless somebody reads them."""
     return full(t, result, None, 0)
 
 
-@lowers(aten.ones_like.default, aten.ones.default, aten.new_ones.default)
+@lowers(aten.ones_like.default, aten.ones.default, aten.new_ones.default, exact=Exact.EVERYWHERE)
 def ones(t: Builder, result: Result, *args: Any, **options: Any) -> Value | None:
     """1 everywhere."""
     return full(t, result, None, 1)
 
 
-@lowers(aten.scalar_tensor.default)
+@lowers(aten.scalar_tensor.default, exact=Exact.EVERYWHERE)
 def scalar_tensor(t: Builder, result: Result, value: Any, **options: Any) -> Value | None:
     """A number as a tensor."""
     return full(t, result, None, value)
 
 
-@lowers(aten.eye.default, aten.eye.m)
+@lowers(aten.eye.default, aten.eye.m, exact=Exact.EVERYWHERE)
 def eye(t: Builder, result: Result, *sizes: Any, **options: Any) -> Value:
     """1 where i == j, else 0"""
     kind = result.dtype.computed_in
@@ -115,7 +116,7 @@ def _whole(value: Any) -> Any:
     return int(value) if is_whole else value
 
 
-@lowers(aten.arange.start_step)
+@lowers(aten.arange.start_step, exact=Exact.INTEGERS)
 def arange(
     t: Builder, result: Result, start: Any, end: Any, step: Any = 1, **options: Any
 ) -> Value | None:
@@ -135,13 +136,13 @@ def arange(
     return Value(result.size, result.dtype, load)
 
 
-@lowers(aten.arange.default)
+@lowers(aten.arange.default, exact=Exact.INTEGERS)
 def arange_to(t: Builder, result: Result, end: Any, **options: Any) -> Value | None:
     """i"""
     return arange(t, result, 0, end)
 
 
-@lowers(aten.arange.start)
+@lowers(aten.arange.start, exact=Exact.INTEGERS)
 def arange_from(t: Builder, result: Result, start: Any, end: Any, **options: Any) -> Value | None:
     """start + i"""
     return arange(t, result, start, end)

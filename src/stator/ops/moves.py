@@ -11,14 +11,14 @@ from stator.loops.index import Index
 from stator.loops.ir import Expr, within
 from stator.loops.values import Builder, Point, Result, Value, flat, product, unflat
 from stator.ops.arguments import as_index, dim_of, is_row_major, load_inside, replaced
-from stator.ops.table import lowers
+from stator.ops.table import Exact, lowers
 
 aten = torch.ops.aten
 
 MOST_SEAMS: Final = 2  # dimensions that a roll cuts in two; each doubles the loads
 
 
-@lowers(aten.flip.default)
+@lowers(aten.flip.default, exact=Exact.EVERYWHERE)
 def flip(t: Builder, result: Result, x: Value, dims: Sequence[int]) -> Value:
     """result[i] = x[n - 1 - i]"""
     turned = {dim_of(dim, x) for dim in dims}
@@ -29,7 +29,7 @@ def flip(t: Builder, result: Result, x: Value, dims: Sequence[int]) -> Value:
     return Value(result.size, x.dtype, load)
 
 
-@lowers(aten.rot90.default)
+@lowers(aten.rot90.default, exact=Exact.EVERYWHERE)
 def rot90(t: Builder, result: Result, x: Value, k: int = 1, dims: Sequence[int] = (0, 1)) -> Value:
     """A quarter turn, k times: both dimensions flipped, or swapped and one of them flipped."""
     first, second = (dim_of(dim, x) for dim in dims)
@@ -46,7 +46,7 @@ def rot90(t: Builder, result: Result, x: Value, k: int = 1, dims: Sequence[int] 
     return Value(result.size, x.dtype, load)
 
 
-@lowers(aten.roll.default)
+@lowers(aten.roll.default, exact=Exact.EVERYWHERE)
 def roll(
     t: Builder, result: Result, x: Value, shifts: Any, dims: Sequence[int] = ()
 ) -> Value | None:
@@ -83,7 +83,7 @@ def _rolled(x: Value, dim: int, shift: Index, *, cut: bool) -> Value:
     return Value(x.size, x.dtype, load)
 
 
-@lowers(aten.repeat.default)
+@lowers(aten.repeat.default, exact=Exact.EVERYWHERE)
 def repeat(t: Builder, result: Result, x: Value, repeats: Any) -> Value:
     """result[i] = x[i % n]"""
     new = len(result.size) - x.rank
@@ -94,7 +94,7 @@ def repeat(t: Builder, result: Result, x: Value, repeats: Any) -> Value:
     return Value(result.size, x.dtype, load)
 
 
-@lowers(aten.pixel_shuffle.default)
+@lowers(aten.pixel_shuffle.default, exact=Exact.EVERYWHERE)
 def pixel_shuffle(t: Builder, result: Result, x: Value, factor: int) -> Value:
     """result[c, h * r + i, w * r + j] = x[c * r * r + i * r + j, h, w]"""
 
@@ -106,7 +106,7 @@ def pixel_shuffle(t: Builder, result: Result, x: Value, factor: int) -> Value:
     return Value(result.size, x.dtype, load)
 
 
-@lowers(aten.pixel_unshuffle.default)
+@lowers(aten.pixel_unshuffle.default, exact=Exact.EVERYWHERE)
 def pixel_unshuffle(t: Builder, result: Result, x: Value, factor: int) -> Value:
     """result[c * r * r + i * r + j, h, w] = x[c, h * r + i, w * r + j]"""
 
@@ -119,7 +119,7 @@ def pixel_unshuffle(t: Builder, result: Result, x: Value, factor: int) -> Value:
     return Value(result.size, x.dtype, load)
 
 
-@lowers(aten.channel_shuffle.default)
+@lowers(aten.channel_shuffle.default, exact=Exact.EVERYWHERE)
 def channel_shuffle(t: Builder, result: Result, x: Value, groups: int) -> Value | None:
     """result[:, k * groups + g] = x[:, g * (channels / groups) + k]"""
     if not is_row_major(x):

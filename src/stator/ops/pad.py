@@ -15,7 +15,7 @@ from stator.loops.index import ZERO, Element, Index, is_at_least
 from stator.loops.ir import Expr, IndexValue, within
 from stator.loops.values import Builder, Point, Result, Value
 from stator.ops.arguments import as_index, scalar
-from stator.ops.table import lowers
+from stator.ops.table import Exact, lowers
 from stator.ops.window import MOST_UNROLLED, added
 
 aten = torch.ops.aten
@@ -33,7 +33,7 @@ def borders(pad: Any, rank: int) -> list[tuple[Index, Index]] | None:
     return [none] * (rank - len(pairs)) + pairs[::-1]
 
 
-@lowers(aten.constant_pad_nd.default)
+@lowers(aten.constant_pad_nd.default, exact=Exact.EVERYWHERE)
 def constant_pad(t: Builder, result: Result, x: Value, pad: Any, value: Any = 0) -> Value | None:
     """result[i] = x[i - before] where there is one, else value"""
     around = borders(pad, x.rank)
@@ -91,14 +91,22 @@ def _bordered(result: Result, x: Value, padding: Any, fold: Fold) -> Value | Non
     return Value(result.size, x.dtype, load)
 
 
-@lowers(aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default)
+@lowers(
+    aten.reflection_pad1d.default,
+    aten.reflection_pad2d.default,
+    aten.reflection_pad3d.default,
+    exact=Exact.EVERYWHERE,
+)
 def reflection_pad(t: Builder, result: Result, x: Value, padding: Any) -> Value | None:
     """result[i] = x[n - 1 - |n - 1 - |i - before||]"""
     return _bordered(result, x, padding, _mirror)
 
 
 @lowers(
-    aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default
+    aten.replication_pad1d.default,
+    aten.replication_pad2d.default,
+    aten.replication_pad3d.default,
+    exact=Exact.EVERYWHERE,
 )
 def replication_pad(t: Builder, result: Result, x: Value, padding: Any) -> Value | None:
     """result[i] = x[max(min(i - before, n - 1), 0)]"""

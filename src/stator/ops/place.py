@@ -12,7 +12,7 @@ from stator.loops.index import Index
 from stator.loops.ir import Expr, within
 from stator.loops.values import Builder, Point, Result, Value
 from stator.ops.arguments import load_inside, replaced
-from stator.ops.table import lowers
+from stator.ops.table import Exact, lowers
 from stator.ops.views import first_of, place_in, slice_bounds
 from stator.ops.window import MOST_UNROLLED, added
 
@@ -50,7 +50,7 @@ def _in_slice(result: Result, part: Value, around: Around, dim: int, bounds: Any
     return Value(result.size, result.dtype, load)
 
 
-@lowers(aten.slice_backward.default)
+@lowers(aten.slice_backward.default, exact=Exact.EVERYWHERE)
 def slice_backward(
     t: Builder, result: Result, grad: Value, sizes: Any, dim: int, *bounds: Any
 ) -> Value | None:
@@ -58,7 +58,7 @@ def slice_backward(
     return _in_slice(result, grad, _zeros(result), dim, bounds)
 
 
-@lowers(aten.slice_scatter.default)
+@lowers(aten.slice_scatter.default, exact=Exact.EVERYWHERE)
 def slice_scatter(
     t: Builder, result: Result, x: Value, source: Value, dim: int = 0, *bounds: Any
 ) -> Value | None:
@@ -80,7 +80,7 @@ def _at_place(result: Result, part: Value, around: Around, dim: int, index: Any)
     return Value(result.size, result.dtype, load)
 
 
-@lowers(aten.select_backward.default)
+@lowers(aten.select_backward.default, exact=Exact.EVERYWHERE)
 def select_backward(
     t: Builder, result: Result, grad: Value, sizes: Any, dim: int, index: Any
 ) -> Value | None:
@@ -88,7 +88,7 @@ def select_backward(
     return _at_place(result, grad, _zeros(result), dim, index)
 
 
-@lowers(aten.select_scatter.default)
+@lowers(aten.select_scatter.default, exact=Exact.EVERYWHERE)
 def select_scatter(
     t: Builder, result: Result, x: Value, source: Value, dim: int, index: Any
 ) -> Value | None:
@@ -112,7 +112,7 @@ def _on_diagonal(
     return Value(result.size, result.dtype, load)
 
 
-@lowers(aten.diagonal_backward.default)
+@lowers(aten.diagonal_backward.default, exact=Exact.EVERYWHERE)
 def diagonal_backward(
     t: Builder, result: Result, grad: Value, sizes: Any, offset: int, *dims: Any
 ) -> Value:
@@ -120,7 +120,7 @@ def diagonal_backward(
     return _on_diagonal(result, grad, _zeros(result), offset, (dims[0], dims[1]))
 
 
-@lowers(aten.diag_embed.default)
+@lowers(aten.diag_embed.default, exact=Exact.EVERYWHERE)
 def diag_embed(
     t: Builder, result: Result, x: Value, offset: int = 0, dim1: int = -2, dim2: int = -1
 ) -> Value:
@@ -128,7 +128,7 @@ def diag_embed(
     return _on_diagonal(result, x, _zeros(result), offset, (dim1, dim2))
 
 
-@lowers(aten.diagonal_scatter.default)
+@lowers(aten.diagonal_scatter.default, exact=Exact.EVERYWHERE)
 def diagonal_scatter(
     t: Builder, result: Result, x: Value, source: Value, offset: int = 0, *dims: Any
 ) -> Value:
@@ -166,7 +166,7 @@ def unfold_backward(
     return Value(result.size, result.dtype, load)
 
 
-@lowers(aten.tril.default)
+@lowers(aten.tril.default, exact=Exact.EVERYWHERE)
 def tril(t: Builder, result: Result, x: Value, diagonal: Any = 0) -> Value | None:
     """x[i, j] where j - i <= diagonal, else 0"""
     if not isinstance(diagonal, int):
@@ -181,7 +181,7 @@ def tril(t: Builder, result: Result, x: Value, diagonal: Any = 0) -> Value | Non
     return Value(result.size, x.dtype, load)
 
 
-@lowers(aten.triu.default)
+@lowers(aten.triu.default, exact=Exact.EVERYWHERE)
 def triu(t: Builder, result: Result, x: Value, diagonal: Any = 0) -> Value | None:
     """x[i, j] where j - i >= diagonal, else 0"""
     if not isinstance(diagonal, int):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeGuard
 
 import torch
@@ -12,7 +12,7 @@ from stator.core.dtypes import DType
 from stator.loops.build import Body, Value, apply
 from stator.loops.ir import Const, Expr
 from stator.loops.prims import Prim
-from stator.ops.table import Promotion, Takes, pointwise
+from stator.ops.table import Exact, Promotion, Takes, pointwise
 
 aten = torch.ops.aten
 
@@ -50,10 +50,40 @@ def _require_whole(x: Expr, alpha: Any) -> None:
 
 
 # ---------------------------------------------------------------------------------------------
+# Where kernels have eager's bits: as measured, of half precision over all of its numbers.
+
+EXACT_POWERS: Final = (0, 1, 2, -1)
+
+
+def sum_is_exact(dtypes: Sequence[DType], x: Any, y: Any, alpha: Any = 1) -> bool:
+    """Half precision: eager rounds its numbers and its products with alpha."""
+    numbers = [one for one in (x, y) if isinstance(one, int | float)]
+    if not any(dtype.is_float for dtype in dtypes):
+        return True
+    if alpha != 1:
+        return Exact.WIDE.holds(dtypes) and not numbers
+    halves = [dtype for dtype in dtypes if dtype.computed_in is not dtype]
+    return all(_is_whole_in(number, half) for number in numbers for half in halves)
+
+
+def _is_whole_in(number: float, half: DType) -> bool:
+    """Whether half precision has the very number."""
+    kind = torch.bfloat16 if half is DType.BF16 else torch.float16
+    return bool(torch.tensor(number, dtype=kind).item() == number)
+
+
+def power_is_exact(dtypes: Sequence[DType], x: Any, exponent: Any) -> bool:
+    """Powers that are products or quotients."""
+    if not isinstance(exponent, int | float):
+        return False
+    return exponent in EXACT_POWERS or not any(dtype.is_float for dtype in dtypes)
+
+
+# ---------------------------------------------------------------------------------------------
 # Sums and products.  Of bools, a sum is `or` and a product is `and`.
 
 
-@pointwise(aten.add.Tensor, aten.add.Scalar)
+@pointwise(aten.add.Tensor, aten.add.Scalar, exact=sum_is_exact)
 def add(b: Body, x: Expr, y: Value, alpha: Any = 1) -> Expr:
     """x + alpha * y"""
     _require_whole(x, alpha)
@@ -62,7 +92,7 @@ def add(b: Body, x: Expr, y: Value, alpha: Any = 1) -> Expr:
     return b.add(x, y) if alpha == 1 else _multiply_add(b, b.as_expr(y, x), alpha, x)
 
 
-@pointwise(aten.sub.Tensor, aten.sub.Scalar, takes=Takes.NUMBERS)
+@pointwise(aten.sub.Tensor, aten.sub.Scalar, takes=Takes.NUMBERS, exact=sum_is_exact)
 def sub(b: Body, x: Expr, y: Value, alpha: Any = 1) -> Expr:
     """x - alpha * y"""
     _require_no_bool(y)
@@ -70,7 +100,7 @@ def sub(b: Body, x: Expr, y: Value, alpha: Any = 1) -> Expr:
     return b.sub(x, y) if alpha == 1 else _multiply_add(b, b.as_expr(y, x), -alpha, x)
 
 
-@pointwise(aten.rsub.Tensor, aten.rsub.Scalar, takes=Takes.NUMBERS)
+@pointwise(aten.rsub.Tensor, aten.rsub.Scalar, takes=Takes.NUMBERS, exact=sum_is_exact)
 def rsub(b: Body, x: Expr, y: Value, alpha: Any = 1) -> Expr:
     """y - alpha * x"""
     _require_no_bool(y)
@@ -78,26 +108,26 @@ def rsub(b: Body, x: Expr, y: Value, alpha: Any = 1) -> Expr:
     return b.sub(y, x) if alpha == 1 else _multiply_add(b, x, -alpha, y)
 
 
-@pointwise(aten.mul.Tensor, aten.mul.Scalar)
+@pointwise(aten.mul.Tensor, aten.mul.Scalar, exact=Exact.EVERYWHERE)
 def mul(b: Body, x: Expr, y: Value) -> Expr:
     """x * y"""
     return b.and_(x, y) if x.dtype is DType.BOOL else b.mul(x, y)
 
 
-@pointwise(aten.addcmul.default, takes=Takes.NUMBERS)
+@pointwise(aten.addcmul.default, takes=Takes.NUMBERS, exact=Exact.EVERYWHERE)
 def addcmul(b: Body, x: Expr, y: Expr, z: Expr, *, value: Any = 1) -> Expr:
     """x + value * y * z"""
     require_number_of(x, value)
     return _multiply_add(b, y if value == 1 else b.mul(y, value), z, x)
 
 
-@pointwise(aten.addcdiv.default, takes=Takes.NUMBERS)
+@pointwise(aten.addcdiv.default, takes=Takes.NUMBERS, exact=Exact.EVERYWHERE)
 def addcdiv(b: Body, x: Expr, y: Expr, z: Expr, *, value: Any = 1) -> Expr:
     """x + value * y / z"""
     return b.add(x, b.div(y if value == 1 else b.mul(y, value), z))
 
 
-@pointwise(aten.lerp.Scalar, aten.lerp.Tensor, takes=Takes.FLOATS)
+@pointwise(aten.lerp.Scalar, aten.lerp.Tensor, takes=Takes.FLOATS, exact=Exact.EVERYWHERE)
 def lerp(b: Body, x: Expr, end: Expr, weight: Value) -> Expr:
     """x + weight * (end - x), counted from the nearer end, so that both ends are met exactly"""
     distance = b.sub(end, x)
@@ -121,13 +151,13 @@ def _multiply_add(b: Body, x: Expr, y: Value, z: Value) -> Expr:
 # in half precision they are those of the rounded number, as eager's.
 
 
-@pointwise(aten.div.Tensor, aten.div.Scalar)
+@pointwise(aten.div.Tensor, aten.div.Scalar, exact=Exact.EVERYWHERE)
 def div(b: Body, x: Expr, y: Value) -> Expr:
     """x / y"""
     return b.mul(x, 1 / y) if _is_power_of_two(y) else b.div(x, y)
 
 
-@pointwise(aten.div.Tensor_mode, aten.div.Scalar_mode, takes=Takes.NUMBERS)
+@pointwise(aten.div.Tensor_mode, aten.div.Scalar_mode, takes=Takes.NUMBERS, exact=Exact.WIDE)
 def div_mode(b: Body, x: Expr, y: Value, *, rounding_mode: str | None) -> Expr:
     """x / y, rounded as asked"""
     if rounding_mode is None:
@@ -140,7 +170,7 @@ def div_mode(b: Body, x: Expr, y: Value, *, rounding_mode: str | None) -> Expr:
     return b.neg(x) if by == -1 else b.div(x, by)
 
 
-@pointwise(aten.floor_divide.default, aten.floor_divide.Scalar)
+@pointwise(aten.floor_divide.default, aten.floor_divide.Scalar, exact=Exact.WIDE)
 def floor_divide(b: Body, x: Expr, y: Value) -> Expr:
     """floor(x / y), as Python's //"""
     if x.dtype.is_float:
@@ -161,6 +191,7 @@ def floor_divide(b: Body, x: Expr, y: Value) -> Expr:
     aten.remainder.Scalar_Tensor,
     promotion=Promotion.ROUNDED,
     takes=Takes.NUMBERS,
+    exact=Exact.INTEGERS,
 )
 def remainder(b: Body, x: Value, y: Value) -> Expr:
     """x - y * floor(x / y): the sign of the divisor, as Python's %"""
@@ -174,7 +205,13 @@ def remainder(b: Body, x: Value, y: Value) -> Expr:
     return b.where(_has_other_sign(b, rest, by), b.add(rest, by), rest)
 
 
-@pointwise(aten.fmod.Tensor, aten.fmod.Scalar, promotion=Promotion.ROUNDED, takes=Takes.NUMBERS)
+@pointwise(
+    aten.fmod.Tensor,
+    aten.fmod.Scalar,
+    promotion=Promotion.ROUNDED,
+    takes=Takes.NUMBERS,
+    exact=Exact.INTEGERS,
+)
 def fmod(b: Body, x: Expr, y: Value) -> Expr:
     """x - y * trunc(x / y): the sign of the dividend, as C's"""
     if x.dtype.is_float:
@@ -183,7 +220,7 @@ def fmod(b: Body, x: Expr, y: Value) -> Expr:
     return b.const(0, x) if by == -1 else b.mod(x, by)
 
 
-@pointwise(aten.reciprocal.default)
+@pointwise(aten.reciprocal.default, exact=Exact.EVERYWHERE)
 def reciprocal(b: Body, x: Expr) -> Expr:
     """1 / x"""
     return b.reciprocal(x)
@@ -254,7 +291,7 @@ POWERS: Final[dict[float, Callable[[Body, Expr], Expr]]] = {
 }
 
 
-@pointwise(aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor)
+@pointwise(aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor, exact=power_is_exact)
 def pow(b: Body, x: Expr, exponent: Value) -> Expr:
     """x ** exponent"""
     if not x.dtype.is_float:
@@ -274,13 +311,13 @@ def pow_of_number(b: Body, base: Any, exponent: Expr) -> Expr:
     return b.exp2(exponent) if base == 2 else b.pow(base, exponent)
 
 
-@pointwise(aten.square.default)
+@pointwise(aten.square.default, exact=Exact.EVERYWHERE)
 def square(b: Body, x: Expr) -> Expr:
     """x * x"""
     return b.square(x)
 
 
-@pointwise(aten.rsqrt.default)
+@pointwise(aten.rsqrt.default, exact=Exact.WIDE)
 def rsqrt(b: Body, x: Expr) -> Expr:
     """1 / sqrt(x)"""
     return b.rsqrt(x)
@@ -304,19 +341,19 @@ def _integer_power(b: Body, x: Expr, exponent: Value) -> Expr:
 # Signs and rounding
 
 
-@pointwise(aten.neg.default)
+@pointwise(aten.neg.default, exact=Exact.EVERYWHERE)
 def neg(b: Body, x: Expr) -> Expr:
     """-x"""
     return b.neg(x)
 
 
-@pointwise(aten.abs.default, takes=Takes.NUMBERS)
+@pointwise(aten.abs.default, takes=Takes.NUMBERS, exact=Exact.EVERYWHERE)
 def abs_(b: Body, x: Expr) -> Expr:
     """|x|"""
     return b.abs(x) if x.dtype.is_signed else x
 
 
-@pointwise(aten.sign.default, aten.sgn.default)
+@pointwise(aten.sign.default, aten.sgn.default, exact=Exact.EVERYWHERE)
 def sign(b: Body, x: Expr) -> Expr:
     """-1, 0 or 1; 0 for NaN"""
     if x.dtype is DType.BOOL:
@@ -325,13 +362,13 @@ def sign(b: Body, x: Expr) -> Expr:
     return b.sub(positive, b.cast(b.lt(x, 0), x.dtype)) if x.dtype.is_signed else positive
 
 
-@pointwise(aten.angle.default)
+@pointwise(aten.angle.default, exact=Exact.EVERYWHERE)
 def angle(b: Body, x: Expr) -> Expr:
     """pi below zero, 0 above; NaN stays NaN"""
     return b.where(b.is_nan(x), x, b.where(b.lt(x, 0), b.const(math.pi, x), 0))
 
 
-@pointwise(aten.copysign.Tensor, aten.copysign.Scalar)
+@pointwise(aten.copysign.Tensor, aten.copysign.Scalar, exact=Exact.EVERYWHERE)
 def copysign(b: Body, x: Expr, y: Value) -> Expr:
     """|x| with the sign of y"""
     return b.copysign(x, y)
@@ -342,10 +379,10 @@ def _rounding(prim: Prim) -> Callable[[Body, Expr], Expr]:
     return lambda b, x: apply(prim, x) if x.dtype.is_float else x
 
 
-pointwise(aten.floor.default, takes=Takes.NUMBERS)(_rounding(Prim.FLOOR))
-pointwise(aten.ceil.default, takes=Takes.NUMBERS)(_rounding(Prim.CEIL))
-pointwise(aten.trunc.default, takes=Takes.NUMBERS)(_rounding(Prim.TRUNC))
-pointwise(aten.round.default, takes=Takes.NUMBERS)(_rounding(Prim.ROUND))
+pointwise(aten.floor.default, takes=Takes.NUMBERS, exact=Exact.EVERYWHERE)(_rounding(Prim.FLOOR))
+pointwise(aten.ceil.default, takes=Takes.NUMBERS, exact=Exact.EVERYWHERE)(_rounding(Prim.CEIL))
+pointwise(aten.trunc.default, takes=Takes.NUMBERS, exact=Exact.EVERYWHERE)(_rounding(Prim.TRUNC))
+pointwise(aten.round.default, takes=Takes.NUMBERS, exact=Exact.EVERYWHERE)(_rounding(Prim.ROUND))
 
 
 @pointwise(aten.round.decimals, takes=Takes.FLOATS)
@@ -359,7 +396,7 @@ def round_decimals(b: Body, x: Expr, *, decimals: int = 0) -> Expr:
     return b.div(b.round(b.mul(x, scale)), scale) if decimals else b.round(x)
 
 
-@pointwise(aten.frac.default, takes=Takes.FLOATS)
+@pointwise(aten.frac.default, takes=Takes.FLOATS, exact=Exact.EVERYWHERE)
 def frac(b: Body, x: Expr) -> Expr:
     """x - trunc(x)"""
     return b.sub(x, b.trunc(x))
@@ -369,19 +406,19 @@ def frac(b: Body, x: Expr) -> Expr:
 # Limits: NaN wins, except in fmax and fmin, which look for a number.
 
 
-@pointwise(aten.maximum.default)
+@pointwise(aten.maximum.default, exact=Exact.EVERYWHERE)
 def maximum(b: Body, x: Expr, y: Expr) -> Expr:
     """The larger one"""
     return b.or_(x, y) if x.dtype is DType.BOOL else b.max(x, y)
 
 
-@pointwise(aten.minimum.default)
+@pointwise(aten.minimum.default, exact=Exact.EVERYWHERE)
 def minimum(b: Body, x: Expr, y: Expr) -> Expr:
     """The smaller one"""
     return b.and_(x, y) if x.dtype is DType.BOOL else b.min(x, y)
 
 
-@pointwise(aten.fmax.default)
+@pointwise(aten.fmax.default, exact=Exact.EVERYWHERE)
 def fmax(b: Body, x: Expr, y: Expr) -> Expr:
     """The larger one; of a number and NaN, the number"""
     if not x.dtype.is_float:
@@ -389,7 +426,7 @@ def fmax(b: Body, x: Expr, y: Expr) -> Expr:
     return b.where(b.or_(b.ge(x, y), b.is_nan(y)), x, y)
 
 
-@pointwise(aten.fmin.default)
+@pointwise(aten.fmin.default, exact=Exact.EVERYWHERE)
 def fmin(b: Body, x: Expr, y: Expr) -> Expr:
     """The smaller one; of a number and NaN, the number"""
     if not x.dtype.is_float:
@@ -397,7 +434,7 @@ def fmin(b: Body, x: Expr, y: Expr) -> Expr:
     return b.where(b.or_(b.le(x, y), b.is_nan(y)), x, y)
 
 
-@pointwise(aten.clamp.default, aten.clamp.Tensor)
+@pointwise(aten.clamp.default, aten.clamp.Tensor, exact=Exact.EVERYWHERE)
 def clamp(b: Body, x: Expr, min: Value | None = None, max: Value | None = None) -> Expr:
     """min(max(x, lower), upper)"""
     if x.dtype is DType.BOOL and None not in (min, max):
@@ -407,7 +444,7 @@ def clamp(b: Body, x: Expr, min: Value | None = None, max: Value | None = None) 
     return x if max is None else clamp_max(b, x, max)
 
 
-@pointwise(aten.clamp_min.default, aten.clamp_min.Tensor)
+@pointwise(aten.clamp_min.default, aten.clamp_min.Tensor, exact=Exact.EVERYWHERE)
 def clamp_min(b: Body, x: Expr, min: Value) -> Expr:
     """max(x, lower)"""
     if isinstance(min, Expr) or min != min:
@@ -415,7 +452,7 @@ def clamp_min(b: Body, x: Expr, min: Value) -> Expr:
     return b.where(b.lt(x, min), min, x)  # keeps NaN and the sign of zero, as eager does
 
 
-@pointwise(aten.clamp_max.default, aten.clamp_max.Tensor)
+@pointwise(aten.clamp_max.default, aten.clamp_max.Tensor, exact=Exact.EVERYWHERE)
 def clamp_max(b: Body, x: Expr, max: Value) -> Expr:
     """min(x, upper)"""
     if isinstance(max, Expr) or max != max:
@@ -458,18 +495,27 @@ def _elementary(prim: Prim) -> Callable[..., Expr]:
     return lambda b, *args: apply(prim, *args)
 
 
+# Of these every single number of half precision has eager's result.
+IN_HALVES: Final = frozenset(
+    {Prim.SQRT, Prim.EXP, Prim.EXP2, Prim.EXPM1, Prim.LOG2, Prim.LOG10, Prim.LOG1P, Prim.COS}
+    | {Prim.TAN, Prim.ACOS, Prim.TANH, Prim.ACOSH, Prim.ATANH, Prim.ERFC}
+)
+IN_BF16: Final = frozenset({Prim.LOG, Prim.SIN, Prim.ASIN, Prim.ATAN, Prim.ASINH})
+
 for _target, _prim in ELEMENTARY.items():
     _takes = Takes.FLOATS if _prim is Prim.HYPOT else Takes.ANYTHING
-    pointwise(_target, takes=_takes)(_elementary(_prim))
+    _exact = Exact.BF16 if _prim in IN_BF16 else Exact.NOWHERE
+    _exact = Exact.HALVES if _prim in IN_HALVES else _exact
+    pointwise(_target, takes=_takes, exact=_exact)(_elementary(_prim))
 
 
-@pointwise(aten.deg2rad.default)
+@pointwise(aten.deg2rad.default, exact=Exact.EVERYWHERE)
 def deg2rad(b: Body, x: Expr) -> Expr:
     """x * pi / 180"""
     return b.mul(x, math.pi / 180)
 
 
-@pointwise(aten.rad2deg.default)
+@pointwise(aten.rad2deg.default, exact=Exact.EVERYWHERE)
 def rad2deg(b: Body, x: Expr) -> Expr:
     """x * 180 / pi"""
     return b.mul(x, 180 / math.pi)

@@ -13,7 +13,7 @@ from stator.loops.index import Index
 from stator.loops.ir import Combine, Expr, IndexValue
 from stator.loops.values import Builder, Point, Result, Value, product
 from stator.ops.arguments import settled
-from stator.ops.table import lowers
+from stator.ops.table import Exact, lowers
 
 aten = torch.ops.aten
 _b = Body()
@@ -131,7 +131,7 @@ def _simple(t: Builder, result: Result, x: Value, dims: Any, combine: Combine) -
     return shaped(combined(t, x, axes, combine, result.dtype.computed_in), result, axes)
 
 
-@lowers(aten.sum.dim_IntList)
+@lowers(aten.sum.dim_IntList, exact=Exact.INTEGERS)
 def sum_dims(
     t: Builder, result: Result, x: Value, dim: Any, keepdim: bool = False, dtype: Any = None
 ) -> Value:
@@ -139,7 +139,7 @@ def sum_dims(
     return _simple(t, result, x, dim, Combine.SUM)
 
 
-@lowers(aten.sum.default)
+@lowers(aten.sum.default, exact=Exact.INTEGERS)
 def sum_all(t: Builder, result: Result, x: Value, dtype: Any = None) -> Value:
     """Sum of all elements."""
     return _simple(t, result, x, None, Combine.SUM)
@@ -162,13 +162,13 @@ def nansum(
     return _simple(t, result, mapped(x, number, x.dtype), dim, Combine.SUM)
 
 
-@lowers(aten.prod.default)
+@lowers(aten.prod.default, exact=Exact.INTEGERS)
 def prod_all(t: Builder, result: Result, x: Value, dtype: Any = None) -> Value:
     """Product of all elements."""
     return _simple(t, result, x, None, Combine.PROD)
 
 
-@lowers(aten.prod.dim_int)
+@lowers(aten.prod.dim_int, exact=Exact.INTEGERS)
 def prod_dim(
     t: Builder, result: Result, x: Value, dim: int, keepdim: bool = False, dtype: Any = None
 ) -> Value:
@@ -176,7 +176,7 @@ def prod_dim(
     return _simple(t, result, x, dim, Combine.PROD)
 
 
-@lowers(aten.trace.default)
+@lowers(aten.trace.default, exact=Exact.INTEGERS)
 def trace(t: Builder, result: Result, x: Value) -> Value | None:
     """Sum of x[i, i]"""
     rows, columns = x.size
@@ -189,7 +189,7 @@ def trace(t: Builder, result: Result, x: Value) -> Value | None:
     return shaped(total, result, [])
 
 
-@lowers(aten.count_nonzero.default, aten.count_nonzero.dim_IntList)
+@lowers(aten.count_nonzero.default, aten.count_nonzero.dim_IntList, exact=Exact.EVERYWHERE)
 def count_nonzero(t: Builder, result: Result, x: Value, dim: Any = None) -> Value:
     """Sum of 1 for each element that is not 0."""
     kind = x.dtype.computed_in
@@ -197,19 +197,19 @@ def count_nonzero(t: Builder, result: Result, x: Value, dim: Any = None) -> Valu
     return _simple(t, result, found, dim, Combine.SUM)
 
 
-@lowers(aten.amax.default, aten.max.default)
+@lowers(aten.amax.default, aten.max.default, exact=Exact.INTEGERS)
 def amax(t: Builder, result: Result, x: Value, dim: Any = (), keepdim: bool = False) -> Value:
     """Largest element; NaN if there is one."""
     return _simple(t, result, x, dim, Combine.MAX)
 
 
-@lowers(aten.amin.default, aten.min.default)
+@lowers(aten.amin.default, aten.min.default, exact=Exact.INTEGERS)
 def amin(t: Builder, result: Result, x: Value, dim: Any = (), keepdim: bool = False) -> Value:
     """Smallest element; NaN if there is one."""
     return _simple(t, result, x, dim, Combine.MIN)
 
 
-@lowers(aten.aminmax.default)
+@lowers(aten.aminmax.default, exact=Exact.INTEGERS)
 def aminmax(
     t: Builder, result: tuple[Result, Result], x: Value, *, dim: Any = None, keepdim: bool = False
 ) -> tuple[Value, Value]:
@@ -265,13 +265,13 @@ def _whether(t: Builder, result: Result, x: Value, dims: Any, combine: Combine) 
     return shaped(mapped(found, lambda value: cast(value, kind), kind), result, axes)
 
 
-@lowers(aten.any.default, aten.any.dim, aten.any.dims)
+@lowers(aten.any.default, aten.any.dim, aten.any.dims, exact=Exact.EVERYWHERE)
 def any_(t: Builder, result: Result, x: Value, dim: Any = None, keepdim: bool = False) -> Value:
     """Whether some element is not zero; here an empty list of dimensions means none."""
     return _whether(t, result, x, dim, Combine.ANY)
 
 
-@lowers(aten.all.default, aten.all.dim, aten.all.dims)
+@lowers(aten.all.default, aten.all.dim, aten.all.dims, exact=Exact.EVERYWHERE)
 def all_(t: Builder, result: Result, x: Value, dim: Any = None, keepdim: bool = False) -> Value:
     """Whether no element is zero; here an empty list of dimensions means none."""
     return _whether(t, result, x, dim, Combine.ALL)

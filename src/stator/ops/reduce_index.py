@@ -11,7 +11,7 @@ from stator.loops.build import Body, cast, const
 from stator.loops.ir import Combine, Expr, IndexValue
 from stator.loops.values import Builder, Point, Result, Value, flat
 from stator.ops.reduce import combined, join, over, read_twice, reduced_dims, shaped
-from stator.ops.table import lowers
+from stator.ops.table import Exact, lowers
 
 aten = torch.ops.aten
 _b = Body()
@@ -45,7 +45,7 @@ def _with_index(
     return shaped(found, result[0], dims), shaped(place, result[1], dims)
 
 
-@lowers(aten.max.dim)
+@lowers(aten.max.dim, exact=Exact.INTEGERS)
 def max_dim(
     t: Builder, result: tuple[Result, Result], x: Value, dim: int, keepdim: bool = False
 ) -> tuple[Value, Value]:
@@ -53,7 +53,7 @@ def max_dim(
     return _with_index(t, result, x, dim, Combine.MAX)
 
 
-@lowers(aten.min.dim)
+@lowers(aten.min.dim, exact=Exact.INTEGERS)
 def min_dim(
     t: Builder, result: tuple[Result, Result], x: Value, dim: int, keepdim: bool = False
 ) -> tuple[Value, Value]:
@@ -61,14 +61,14 @@ def min_dim(
     return _with_index(t, result, x, dim, Combine.MIN)
 
 
-@lowers(aten.argmax.default)
+@lowers(aten.argmax.default, exact=Exact.INTEGERS)
 def argmax(t: Builder, result: Result, x: Value, dim: Any = None, keepdim: bool = False) -> Value:
     """Where the largest element is first, NaN being the largest."""
     dims = reduced_dims(x, dim)
     return shaped(_extreme(t, x, dims, Combine.MAX)[1], result, dims)
 
 
-@lowers(aten.argmin.default)
+@lowers(aten.argmin.default, exact=Exact.INTEGERS)
 def argmin(t: Builder, result: Result, x: Value, dim: Any = None, keepdim: bool = False) -> Value:
     """Where the smallest element is first, NaN being the smallest."""
     dims = reduced_dims(x, dim)

@@ -11,7 +11,7 @@ from stator.loops.build import Body, cast, const
 from stator.loops.ir import Combine, Expr, IndexValue
 from stator.loops.values import Builder, Point, Result, Value
 from stator.ops.reduce import read_twice
-from stator.ops.table import lowers
+from stator.ops.table import Exact, lowers
 
 aten = torch.ops.aten
 _b = Body()
@@ -34,13 +34,13 @@ def _running(t: Builder, result: Result, x: Value, dim: int, combine: Combine) -
     return Value(result.size, result.dtype, lambda p: cast(total.load(p), own))
 
 
-@lowers(aten.cumsum.default)
+@lowers(aten.cumsum.default, exact=Exact.INTEGERS)
 def cumsum(t: Builder, result: Result, x: Value, dim: int, *, dtype: Any = None) -> Value | None:
     """The sum of x up to each position."""
     return _running(t, result, x, dim, Combine.SUM)
 
 
-@lowers(aten.cumprod.default)
+@lowers(aten.cumprod.default, exact=Exact.INTEGERS)
 def cumprod(t: Builder, result: Result, x: Value, dim: int, *, dtype: Any = None) -> Value | None:
     """The product of x up to each position."""
     return _running(t, result, x, dim, Combine.PROD)
@@ -68,7 +68,7 @@ def _running_extreme(
     )
 
 
-@lowers(aten.cummax.default)
+@lowers(aten.cummax.default, exact=Exact.INTEGERS)
 def cummax(
     t: Builder, result: tuple[Result, Result], x: Value, dim: int
 ) -> tuple[Value, Value] | None:
@@ -76,7 +76,7 @@ def cummax(
     return _running_extreme(t, result, x, dim, Combine.MAX)
 
 
-@lowers(aten.cummin.default)
+@lowers(aten.cummin.default, exact=Exact.INTEGERS)
 def cummin(
     t: Builder, result: tuple[Result, Result], x: Value, dim: int
 ) -> tuple[Value, Value] | None:

@@ -15,7 +15,7 @@ from stator.loops.ir import Combine, Const, Expr
 from stator.loops.values import Builder, Point, Result, Updates, Value, broadcast, flat, unflat
 from stator.ops.arguments import dim_of, probe, replaced, scalar
 from stator.ops.index import OUT_OF_RANGE, Range, flat_range, number_of, out_of_bounds, picked
-from stator.ops.table import lowers
+from stator.ops.table import Exact, lowers
 
 aten = torch.ops.aten
 _b = Body()
@@ -104,7 +104,7 @@ def scatter(t: Builder, result: Result, x: Value, dim: int, index: Value, source
     return _scattered(t, x, _along(t, x, dim, index), _reader(source, index))
 
 
-@lowers(aten.scatter.value)
+@lowers(aten.scatter.value, exact=Exact.EVERYWHERE)
 def scatter_value(
     t: Builder, result: Result, x: Value, dim: int, index: Value, value: Any
 ) -> Value | None:
@@ -135,7 +135,7 @@ def _chosen(x: Value, dim: int, index: Value, number: Expr) -> Value | None:
     return Value(x.size, x.dtype, load)
 
 
-@lowers(aten.scatter_add.default)
+@lowers(aten.scatter_add.default, exact=Exact.INTEGERS)
 def scatter_add(
     t: Builder, result: Result, x: Value, dim: int, index: Value, source: Value
 ) -> Value:
@@ -259,7 +259,7 @@ def _rows_of(source: Value, size: Sequence[Index]) -> Callable[[Point], Expr]:
     return source.load if source.rank == len(size) else lambda point: source.load(())
 
 
-@lowers(aten.index_add.default)
+@lowers(aten.index_add.default, exact=Exact.INTEGERS)
 def index_add(
     t: Builder, result: Result, x: Value, dim: int, index: Value, source: Value, **options: Any
 ) -> Value | None:
@@ -296,7 +296,7 @@ def index_copy(
     return _scattered(t, x, _across(x, dim, index, size, span), _rows_of(source, size))
 
 
-@lowers(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
+@lowers(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor, exact=Exact.EVERYWHERE)
 def index_fill(
     t: Builder, result: Result, x: Value, dim: int, index: Value, value: Any
 ) -> Value | None:

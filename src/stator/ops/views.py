@@ -12,7 +12,7 @@ from stator.loops.index import Index, is_at_least
 from stator.loops.ir import Expr
 from stator.loops.values import Builder, Point, Result, Value, broadcast, flat, unflat
 from stator.ops.arguments import as_index, dim_of, replaced
-from stator.ops.table import lowers, view
+from stator.ops.table import Exact, lowers, view
 
 aten = torch.ops.aten
 
@@ -212,16 +212,23 @@ def unbind(
 
 
 # The same as copies: they appear where a composite operator asks for one.
-lowers(aten.diagonal_copy.default)(diagonal)
-lowers(aten.expand_copy.default)(expand)
-lowers(aten.permute_copy.default)(permute)
-lowers(aten.transpose_copy.int)(transpose)
-lowers(aten.t_copy.default)(t_)
-lowers(aten.slice_copy.Tensor)(slice_)
-lowers(aten.select_copy.int)(select)
-lowers(aten.unfold_copy.default)(unfold)
-lowers(aten.view_copy.default)(reshape)
-lowers(aten.unsqueeze_copy.default, aten.squeeze_copy.default)(insert_or_drop_ones)
-lowers(aten.squeeze_copy.dim, aten.squeeze_copy.dims)(insert_or_drop_ones)
-lowers(aten.alias_copy.default, aten.detach_copy.default, aten.lift_fresh_copy.default)(same)
-lowers(aten.unbind_copy.int)(unbind)
+lowers(aten.diagonal_copy.default, exact=Exact.EVERYWHERE)(diagonal)
+lowers(aten.expand_copy.default, exact=Exact.EVERYWHERE)(expand)
+lowers(aten.permute_copy.default, exact=Exact.EVERYWHERE)(permute)
+lowers(aten.transpose_copy.int, exact=Exact.EVERYWHERE)(transpose)
+lowers(aten.t_copy.default, exact=Exact.EVERYWHERE)(t_)
+lowers(aten.slice_copy.Tensor, exact=Exact.EVERYWHERE)(slice_)
+lowers(aten.select_copy.int, exact=Exact.EVERYWHERE)(select)
+lowers(aten.unfold_copy.default, exact=Exact.EVERYWHERE)(unfold)
+lowers(aten.view_copy.default, exact=Exact.EVERYWHERE)(reshape)
+lowers(aten.unsqueeze_copy.default, aten.squeeze_copy.default, exact=Exact.EVERYWHERE)(
+    insert_or_drop_ones
+)
+lowers(aten.squeeze_copy.dim, aten.squeeze_copy.dims, exact=Exact.EVERYWHERE)(insert_or_drop_ones)
+lowers(
+    aten.alias_copy.default,
+    aten.detach_copy.default,
+    aten.lift_fresh_copy.default,
+    exact=Exact.EVERYWHERE,
+)(same)
+lowers(aten.unbind_copy.int, exact=Exact.EVERYWHERE)(unbind)

@@ -11,7 +11,6 @@ from stator.codegen.llvm.backend import load_kernels
 from stator.core.dtypes import TORCH_DTYPES
 from stator.core.dump import Dump
 from stator.core.events import Compilation
-from stator.core.fuel import Fuel
 from stator.graph.edit import EARLY, KEPT
 from stator.loops.index import Index
 from stator.loops.ir import Kernel
@@ -58,13 +57,13 @@ def plan_kernels(
     dump: Dump,
     *,
     loads: bool = True,
-    fuel: Fuel | None = None,
+    lowering: Lowering | None = None,
 ) -> Plan:
     """A plan in which fused loops run as native kernels; `loads`: in this process, and now.
 
-    `fuel` is spent on operators that become loops; torch runs those that get none.
+    `lowering` says which operators may become loops.
     """
-    lowering = Lowering(module, fuel=fuel or Fuel())
+    lowering = lowering or Lowering(module)
     items = lowering.run()
     _count(module.graph, items, record)
     dump.write(f"{name}_loops.txt", lambda: loops_text(items))
@@ -74,11 +73,7 @@ def plan_kernels(
     fused = fuse(items, lowering.sizes, returned, late=late)
     dump.write(f"{name}_schedule.txt", lambda: schedule_text(fused))
     wanted = _read_outside(fused.groups, output)
-    kernels = {
-        group: build_kernel(f"kernel_{number}", group, wanted[group], lowering.sizes)
-        for number, group in enumerate(fused.groups)
-        if group.alone is None or isinstance(group.alone, Scatter)
-    }
+    kernels = _kernels(fused.groups, wanted, lowering.sizes)
     updates = update_in_place(fused.groups, kernels, lowering.sizes, returned)
     over = overwrite_dying(fused.groups, updates.kernels, lowering.sizes, updates.targets, returned)
     _note_kernels(lowering, over.kernels)
@@ -110,6 +105,16 @@ def plan_kernels(
         frozenset(node.name for node in module.graph.nodes if node.meta.get(KEPT)),
         lowered.origins,
     )
+
+
+def _kernels(
+    groups: Sequence[Group], wanted: Mapping[Group, set[str]], sizes: Sizes
+) -> dict[Group, Kernel]:
+    return {
+        group: build_kernel(f"kernel_{number}", group, wanted[group], sizes)
+        for number, group in enumerate(groups)
+        if group.alone is None or isinstance(group.alone, Scatter)
+    }
 
 
 def _in_order(

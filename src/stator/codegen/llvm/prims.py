@@ -7,7 +7,7 @@ from typing import Final, TypeAlias
 
 from stator.codegen.llvm import math
 from stator.codegen.llvm.threefry import emit_threefry
-from stator.codegen.llvm.types import register
+from stator.codegen.llvm.types import from_memory, register, to_memory
 from stator.codegen.llvm.writer import Writer
 from stator.core.dtypes import DType
 from stator.loops.prims import Prim
@@ -132,6 +132,11 @@ def _copysign(w: Writer, args: list[str], dtype: DType) -> str:
     return w.let(f"bitcast {bits} {both} to {kind}")
 
 
+def _through_memory(w: Writer, value: str, dtype: DType) -> str:
+    """What a value would be if it were stored and loaded."""
+    return from_memory(w, to_memory(w, value, dtype), dtype)
+
+
 def _bool_or_integer(operation: str) -> Emit:
     return lambda w, args, dtype: w.let(f"{operation} {register(dtype)} {args[0]}, {args[1]}")
 
@@ -163,6 +168,8 @@ _FLOAT: Final[dict[Prim, Emit]] = {
     Prim.TRUNC: _intrinsic("trunc"),
     Prim.ROUND: _intrinsic("roundeven"),
     Prim.COPYSIGN: _copysign,
+    Prim.TO_F16: lambda w, args, dtype: _through_memory(w, args[0], DType.F16),
+    Prim.TO_BF16: lambda w, args, dtype: _through_memory(w, args[0], DType.BF16),
     Prim.FMA: _intrinsic("fma"),
 }
 

@@ -32,7 +32,7 @@ def seed_random(graph: fx.Graph, ctx: Ctx) -> int:
     that runs again and draws more behind (see aot/higher.py) draws the same up to there.  For that,
     too, whether an operator is replaced follows from its kind and types, never from its sizes.
     """
-    if not ctx.options.kernels or ctx.options.fallback_random:
+    if ctx.options.draws_as_eager:
         return 0
     seed: fx.Node | None = None
     count = 0
