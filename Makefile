@@ -13,7 +13,7 @@ WORKERS := -n 2 --dist worksteal
 FEW := tests/aot/test_alias.py tests/aot/test_mutation.py tests/aot/test_random.py
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: help demo test check sweep bench docs format clean
+.PHONY: help demo test check sweep bench faults docs format clean
 
 help:
 	@echo 'make demo    compile a small transformer, compare with eager'
@@ -21,6 +21,7 @@ help:
 	@echo 'make check   the quick part: format, lint, types, style'
 	@echo 'make sweep   every operator of torch'"'"'s database; writes docs/coverage.md'
 	@echo 'make bench   measure; writes benchmarks/RESULTS.md'
+	@echo 'make faults  put 60 bugs into the compiler, minimise and bisect each; writes results'
 	@echo 'make docs    write docs/tour.md from the dumps of a compilation'
 	@echo 'make format  format and fix what ruff can'
 	@echo 'make clean   remove .venv and every cache'
@@ -55,6 +56,9 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.pad_mm
 	$(BIN)/python -m benchmarks.packages
 	$(BIN)/python -m benchmarks.warm_start
+
+faults: $(STAMP)
+	$(BIN)/python -m benchmarks.faults
 
 docs: $(STAMP)
 	$(BIN)/python -m docs.tour

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from stator.debug.compilers import print_compile as print_compile
     from stator.debug.explain import explain as explain
     from stator.debug.memory_plan import memory_plan as memory_plan
+    from stator.debug.minify.minifier import minifier as minifier
     from stator.debug.torchscript import ts_compile as ts_compile
     from stator.eager_ops import (
         aoti_compile_with_persistent_cache as aoti_compile_with_persistent_cache,
@@ -75,6 +76,7 @@ _HOMES: Final[dict[str, str]] = {
     "load": "stator.package.load",
     "memory": "stator.runtime.native.prelude",
     "memory_plan": "stator.debug.memory_plan",
+    "minifier": "stator.debug.minify.minifier",
     "min_cut_rematerialization_partition": "stator.partitioners",
     "rule": "stator.graph.rules",
     "trim": "stator.runtime.native.prelude",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
@@ -21,6 +22,10 @@ from stator.stored import Captured, find_programs, restored, weight_positions, w
 from stator.torch_api import NEEDS_VALUES, TracingContext, fake_inputs, guard_count, is_weight
 
 log: Final = logger("cache")
+
+# A tool that is given each graph in the compiler's place, and returns what is to run.
+Watcher = Callable[[fx.GraphModule, Sequence[Any], Options], Callable[..., Any]]
+_watchers: list[Watcher] = []
 
 TORCH_COMPILE_KEYWORDS = ("dynamic", "fullgraph", "disable")
 
@@ -46,6 +51,37 @@ def compile(
     return torch.compile(function, backend=backend, **passed)
 
 
+@contextmanager
+def watched(by: Watcher) -> Iterator[None]:
+    """Let a tool have the graphs that are captured meanwhile; what it compiles, is compiled."""
+
+    def alone(module: fx.GraphModule, inputs: Sequence[Any], options: Options) -> Any:
+        with _unwatched():
+            run = by(module, inputs, options)
+
+        def call(*arguments: Any) -> Any:
+            with _unwatched():
+                return run(*arguments)
+
+        return call
+
+    _watchers.append(alone)
+    try:
+        yield
+    finally:
+        _watchers.remove(alone)
+
+
+@contextmanager
+def _unwatched() -> Iterator[None]:
+    kept = _watchers[:]
+    _watchers.clear()
+    try:
+        yield
+    finally:
+        _watchers[:] = kept
+
+
 def not_on_weights(guards: Sequence[Any]) -> list[bool]:
     """Which of Dynamo's guards to keep: those that do not look at a weight."""
     return [not is_weight(guard.value) for guard in guards]
@@ -69,6 +105,8 @@ def compile_fx(
             "discard_parameters cannot be an option of torch.compile, whose guards read weights",
             hint="use stator.compile(model, freezing=True, discard_parameters=True)",
         )
+    if _watchers:
+        return _watchers[-1](module, example_inputs, chosen)
     turn_on(chosen.logs)
     record = start_compilation()
     record.details = Details() if chosen.explain else None

@@ -89,6 +89,51 @@ def bisect(
         "allow_interspersed_args": False,  # what follows the script is the script's
     }
 )
+def minify(
+    ctx: typer.Context,
+    script: Annotated[str | None, typer.Argument(help="What to run; not with --resume.")] = None,
+    output: Annotated[Path, typer.Option(help="A folder for what is left.")] = Path("minified"),
+    timeout: Annotated[float, typer.Option(help="Seconds that the script may take.")] = 600.0,
+    resume: Annotated[bool, typer.Option(help="Go on with a search in the folder.")] = False,
+) -> None:
+    """Run a script, and make the first graph that fails as small as it gets.
+
+    A graph fails if compiling or running it raises, kills the process or does not end, or if
+    results have another type, size, stride or value than eager's.
+    """
+    from rich.progress import Progress
+
+    from stator.debug.minify.driver import minify_script, resumed
+    from stator.errors import StatorError
+
+    if (script is None) is not resume:
+        raise typer.BadParameter("give a script, or --resume", param_hint="script")
+    with Progress(transient=True) as progress:
+        task = progress.add_task("running the script", total=None)
+
+        def tell(what: str, left: int, begun: int) -> None:
+            words = f"{left} nodes of {begun}: {what}"
+            progress.update(task, description=words, total=begun, completed=begun - left)
+
+        try:
+            if script is None:
+                found = resumed(output, tell)
+            else:
+                found = minify_script([script, *ctx.args], output, timeout, tell)
+        except StatorError as error:
+            raise typer.BadParameter(str(error), param_hint="script") from error
+    typer.echo(f"{found.failure}")
+    typer.echo(f"{found.begun} nodes became {found.left}, in {found.tries} tries")
+    typer.echo(f"written: {found.script}")
+
+
+@app.command(
+    context_settings={
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "allow_interspersed_args": False,  # what follows the script is the script's
+    }
+)
 def memory(
     ctx: typer.Context,
     script: str,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from stator.cli import app
-from stator.debug.bisect import bisect
+from stator.debug.bisect import bisect, find_guilty
 from stator.errors import StatorError
 
 SCRIPT = '''
@@ -74,3 +76,60 @@ def test_a_script_that_always_fails_is_refused(tmp_path: Path) -> None:
     file.write_text("raise SystemExit(3)")
     with pytest.raises(StatorError, match="in eager mode too"):
         bisect([str(file)])
+
+
+class Pretended:
+    """A program that fails with some of a compiler that does three things of each kind."""
+
+    def __init__(self, *guilty: str, eager: bool = True) -> None:
+        self.guilty = guilty
+        self.eager = eager
+        self.runs = 0
+
+    def passes(self, limits: Mapping[str, Any]) -> tuple[bool, list[list[str]]]:
+        """Whether none of the guilty steps is taken, and the log."""
+        self.runs += 1
+        log, taken = [], [] if "executor" in limits else ["executor"]
+        for what, label, fuel in (
+            ("pass", "compilation 1, passes", limits.get("pass_fuel")),
+            ("rewrite", "compilation 1", 0 if limits.get("pass_fuel") == 0 else limits.get("fuel")),
+            ("node", "compilation 1, operators", limits.get("kernel_fuel")),
+        ):
+            for number in range(1, 4 if fuel is None else min(3, fuel) + 1):
+                log.append([label, str(number), f"aten.{what}: {what}_{number}"])
+                taken.append(f"{what}_{number}")
+        log.append(["compilation 1, operators", "node_2", "kernel_0"])
+        return not any(step in taken for step in self.guilty), log
+
+    def works_in_eager(self) -> bool:
+        """Whether eager would do."""
+        return self.eager
+
+
+@pytest.mark.parametrize(
+    ("guilty", "stage", "words"),
+    [
+        ("rewrite_2", "rewrite", "rewrite compilation 1: aten.rewrite: rewrite_2"),
+        ("pass_3", "pass", "pass_3"),
+        ("node_2", "kernel", "in kernel_0"),
+        ("executor", "executor", "host program"),
+    ],
+)
+def test_the_guilty_step_is_named_whatever_it_is(guilty: str, stage: str, words: str) -> None:
+    found = find_guilty(Pretended(guilty))
+
+    assert found.stage == stage
+    assert words in str(found)
+
+
+def test_of_two_guilty_steps_one_is_named() -> None:
+    found = find_guilty(Pretended("pass_1", "node_3"))
+
+    assert (found.stage, found.number) == ("kernel", 3)
+
+
+def test_what_no_step_explains_is_said_to_be_the_trace() -> None:
+    always = Pretended("executor", eager=True)
+    always.passes = lambda limits: (False, [])  # type: ignore[method-assign]  # fails with anything
+
+    assert find_guilty(always).stage == "trace"

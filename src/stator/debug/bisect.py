@@ -112,9 +112,7 @@ class Script:
         return done.returncode == 0
 
 
-def bisect(
-    command: Sequence[str], tell: Tell | None = None, *, timeout: float = TIMEOUT
-) -> Guilty:
+def bisect(command: Sequence[str], tell: Tell | None = None, *, timeout: float = TIMEOUT) -> Guilty:
     """Find what makes a script fail; `tell` hears what is counted and the range that is left."""
     return find_guilty(Script(command, timeout), tell)
 

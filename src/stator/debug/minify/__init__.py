@@ -1,0 +1,1 @@
+"""A failing graph made small: what fails stays, all else goes."""
