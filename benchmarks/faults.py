@@ -27,9 +27,10 @@ from benchmarks.bugs import BUGS, Bug
 from benchmarks.results import conditions, markdown_table, write_section
 from stator.core import faults
 from stator.debug.minify.blame import blame
+from stator.debug.minify.case import case_of
 from stator.debug.minify.checks import needs_isolation
 from stator.debug.minify.judge import How, class_of
-from stator.debug.minify.minifier import Minified, minifier
+from stator.debug.minify.minifier import Minified, Wishes, minimise
 from stator.debug.minify.script import read_script
 from stator.errors import StatorError
 
@@ -105,8 +106,8 @@ def _minimised(bug: Bug, number: int, count: int, folder: Path) -> Minified:
         module, inputs = make_graph(count, 100 * number + seed)
         try:
             isolate = None if bug.takes_process else False
-            wishes = {"dynamic": bug.dynamic, "folder": folder, "isolate": isolate}
-            return minifier(module, inputs, **wishes)
+            wishes = Wishes(dynamic=bug.dynamic, folder=folder, isolate=isolate)
+            return minimise(case_of(module, inputs), None, wishes)
         except StatorError as error:
             if "does not fail" not in str(error) or seed == SEEDS - 1:
                 raise

@@ -107,7 +107,8 @@ def _error(ours: torch.Tensor, eager: torch.Tensor, exact: Any, largest: float) 
 
 def _same_infinities(one: torch.Tensor, other: torch.Tensor) -> bool:
     infinite = other.isinf()
-    return torch.equal(one.isinf(), infinite) and torch.equal(one[infinite], other[infinite])
+    same = torch.equal(one.isinf(), infinite) and torch.equal(one[infinite], other[infinite])
+    return bool(same)
 
 
 def largest_number(module: fx.GraphModule, inputs: Sequence[Any]) -> float:

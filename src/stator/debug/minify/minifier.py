@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -99,10 +99,7 @@ def resume(folder: Path, **wishes: Any) -> Minified:
     case, failure, how, begun = state.load()
     told = {"failure": failure, "folder": folder, "options": how.options, "dynamic": how.dynamic}
     found = minimise(case, None, Wishes(**{**wishes, **told}))
-    return Minified(
-        found.module, found.inputs, found.failure, found.script, begun, found.left, found.tries,
-        found.seconds,
-    )  # fmt: skip
+    return replace(found, begun=begun)
 
 
 def _minimise(
@@ -115,22 +112,12 @@ def _minimise(
             "the graph does not fail", hint="give the inputs, options and `dynamic` it fails with"
         )
     begun = len(case.calls)
-    state = State(wishes.folder / "state") if wishes.folder is not None else None
-
-    def save(found: Case) -> None:
-        if state is not None and not isinstance(checker, Asked):
-            state.save(found, wanted, how, begun)
-
-    search = Search(
-        case,
-        lambda candidate: checker.shows(candidate, wanted),
-        save,
-        lambda what, best: wishes.tell(what, len(best.calls), begun),
-        None if wishes.seconds is None else start + wishes.seconds,
-    )
+    search = _search(case, checker, how, wishes, wanted)
+    if wishes.seconds is not None:
+        search.deadline = start + wishes.seconds
     if wishes.record_in is not None:
         search.record_in(record(case, wishes.record_in))
-    save(case)
+    search.save(case)
     ways = _shrink(search)
     case, script = search.case, None
     if not needs_isolation(wanted):
@@ -142,6 +129,22 @@ def _minimise(
     seconds = time.perf_counter() - start
     left = len(case.calls)
     return Minified(module, fresh(case.inputs), wanted, script, begun, left, search.tries, seconds)
+
+
+def _search(case: Case, checker: Checker, how: How, wishes: Wishes, wanted: Failure) -> Search:
+    begun = len(case.calls)
+    state = State(wishes.folder / "state") if wishes.folder is not None else None
+
+    def save(found: Case) -> None:
+        if state is not None and not isinstance(checker, Asked):
+            state.save(found, wanted, how, begun)
+
+    return Search(
+        case,
+        lambda candidate: checker.shows(candidate, wanted),
+        save,
+        lambda what, best: wishes.tell(what, len(best.calls), begun),
+    )
 
 
 def _shrink(search: Search) -> dict[int, Made]:

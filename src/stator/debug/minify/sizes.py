@@ -125,9 +125,12 @@ def _is_number(value: Any) -> bool:
 def _constant(case: Case, place: int) -> Any:
     """The constant with that number among all of them."""
     found: list[Any] = []
-    with_arguments(
-        case, lambda value: (found.append(value), value)[1] if _is_number(value) else value
-    )
+
+    def look(value: Any) -> Any:
+        found.extend([value] if _is_number(value) else [])
+        return value
+
+    with_arguments(case, look)
     return found[place] if place < len(found) else None
 
 

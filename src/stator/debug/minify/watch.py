@@ -54,7 +54,9 @@ def watch(command: Sequence[str], folder: Path, timeout: float) -> Watched:
     except subprocess.TimeoutExpired:
         status = None
     judged = folder / "judged.json"
-    told = json.loads(judged.read_text(encoding="utf-8")) if judged.exists() else {"done": True}
+    told: dict[str, Any] = {"done": True}
+    if judged.exists():
+        told = json.loads(judged.read_text(encoding="utf-8"))
     if status == FOUND:
         return Watched(read_script(folder / "repro.py"), Failure.read(told["failure"]))
     if not told["done"] and (status is None or status < 0):  # it hung or died within a graph
