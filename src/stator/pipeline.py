@@ -36,7 +36,7 @@ from stator.core.logs import logger
 from stator.core.progress import progress_shown
 from stator.core.torch_types import Flat
 from stator.graph.capture import graph_runner, take_callers_line
-from stator.graph.edit import CALLERS, EXTRAS, PART, spread_lines
+from stator.graph.edit import CALLERS, DONATED, EXTRAS, PART, mark_donated, spread_lines
 from stator.graph.registry import with_registered
 from stator.graph.rules import apply_rules
 from stator.graph.run import CAPTURED, Ctx, GraphPass, dump_graph, run_passes
@@ -235,6 +235,8 @@ def foreseen_peak(halves: Split, ctx: Ctx) -> int:
             graph = fx.Graph()
             output = graph.output(graph.graph_copy(module.graph, {}))
             output.meta = dict(module.graph.output_node().meta)
+            if name == "backward":
+                mark_donated(graph, len(halves.saved))
             copied = LazyGraphModule(module, graph, name)
             run_passes(with_registered("post_grad", POST_GRAD), copied.graph, trial, name)
             _planned(copied, name, trial, loads=False)
@@ -253,14 +255,17 @@ def compile_half(module: fx.GraphModule, name: str, ctx: Ctx) -> CompiledGraph:
     plan, memory, label = _planned(module, name, ctx)
     with ctx.record.stage(f"{name}/executor", len(plan.steps)):
         compiled = _executor(module, plan, memory, (name, label), ctx)
+    over = tuple(place for place, given in enumerate(plan.inputs) if given in plan.donated)
     if not constants.recipes:
-        return compiled
+        return replace(compiled, overwrites=over)
     image = None if compiled.image is None else Furnished(compiled.image, constants)
-    return CompiledGraph(with_constants(compiled.run, constants), image)
+    return CompiledGraph(with_constants(compiled.run, constants), image, over)
 
 
 def plan_library(module: fx.GraphModule, ctx: Ctx, name: str = "forward") -> Planned:
     """The graph of a library, rewritten and planned; its kernels are not compiled."""
+    for node in module.graph.find_nodes(op="placeholder"):
+        node.meta.pop(DONATED, None)  # whoever calls a library may keep what he gives
     if ctx.options.freezing:
         run_passes(FREEZING, module.graph, ctx, name)
     run_passes(with_registered("post_grad", POST_GRAD), module.graph, ctx, name)

@@ -7,6 +7,7 @@ so that a new torch release is one file to read.  All of them are present in tor
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache
@@ -137,6 +138,12 @@ def is_positive(number: torch.SymInt | torch.SymFloat) -> bool:
 def keeps_graph() -> bool:
     """Whether the backward pass that is running was asked to keep its graph."""
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+
+
+def is_sole(values: list[Any], place: int) -> bool:
+    """Whether nobody but the list has the tensor at a place, or looks at its memory."""
+    holders = torch._C._storage_Use_Count(values[place].untyped_storage()._cdata)
+    return sys.getrefcount(values[place]) <= 2 and holders <= 2  # each counts who asks
 
 
 @contextmanager

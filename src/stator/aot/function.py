@@ -23,6 +23,7 @@ from stator.torch_api import (
     autocast_state,
     below_autograd,
     hidden_from_dynamo,
+    is_sole,
     keeps_graph,
     set_eval_frame,
     version_of,
@@ -36,6 +37,7 @@ class BackwardGraph:
     run: Boxed
     tangents: tuple[int, ...]  # those that the graph reads
     like: tuple[tuple[torch.dtype, torch.device], ...]  # of all of them
+    overwrites: tuple[int, ...] = ()  # saved values that it stores over
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ class StoredBackward:
     image: Any
     tangents: tuple[int, ...]
     like: tuple[tuple[torch.dtype, torch.device], ...]
+    overwrites: tuple[int, ...] = ()
 
 
 class BackwardGraphs(Protocol):
@@ -174,8 +177,12 @@ class _Backward:
         arguments = list(ctx.saved_tensors)
         arguments += ctx.numbers
         ctx.maybe_clear_saved_tensors()
-        if not keeps_graph():
+        kept = keeps_graph()
+        if not kept:
             ctx.primals = ctx.versions = None
+        for place in loaded.overwrites:
+            if kept or not is_sole(arguments, place):
+                arguments[place] = arguments[place].clone()
         for index in loaded.tangents:
             plan, tangent = program.tangents[index], tangents[index]
             if tangent is None:

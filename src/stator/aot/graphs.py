@@ -16,7 +16,7 @@ from stator.aot.partition.undefined import mark_tangents, without_tangents
 from stator.aot.subclasses import tensor_count, width
 from stator.aot.trace import Traced
 from stator.core.torch_types import Boxed
-from stator.graph.edit import needed_by
+from stator.graph.edit import mark_donated, needed_by
 from stator.torch_api import LazyGraphModule
 
 
@@ -26,6 +26,7 @@ class CompiledGraph:
 
     run: Boxed
     image: Any = None
+    overwrites: tuple[int, ...] = ()  # donated inputs that it stores over
 
 
 CompileGraph = Callable[[fx.GraphModule, str], CompiledGraph]
@@ -93,6 +94,7 @@ class FreshBackward:
         placeholders = graph.find_nodes(op="placeholder")[len(self.halves.saved) :]
         groups = _grouped(self.traced.program.tangents, placeholders)
         mark_tangents(graph, placeholders)
+        mark_donated(graph, len(self.halves.saved))
         if not self.traced.custom_backward:  # a derivative of the user's gets zeros, as in eager
             _prune(graph, groups, missing)
         present = [i for i, group in enumerate(groups) if not missing[i] or _is_read(group)]
@@ -103,7 +105,7 @@ class FreshBackward:
         metas = [group[0].meta["val"] for group in groups]
         like = tuple((meta.dtype, meta.device) for meta in metas)
         compiled = self._compiled(LazyGraphModule(module, graph, "Backward"))
-        found = BackwardGraph(compiled.run, tuple(present), like)
+        found = BackwardGraph(compiled.run, tuple(present), like, compiled.overwrites)
         if self.keeper is not None:
             self.keeper.keep_backward(missing, found, compiled.image)
         return found

@@ -56,7 +56,9 @@ class Programs:
         if not isinstance(found, StoredBackward):
             return None
         run = self._loaded(found.image, "backward")
-        return None if run is None else BackwardGraph(run, found.tangents, found.like)
+        return None if run is None else BackwardGraph(
+            run, found.tangents, found.like, found.overwrites
+        )
 
     def keep(self, key: Key, value: Any) -> None:
         """Store something; what is no data is not stored, and the record says why."""
@@ -116,7 +118,7 @@ class Keeping:
     def keep_backward(self, missing: tuple[bool, ...], graph: BackwardGraph, image: Any) -> None:
         """A backward graph."""
         if not self.refused and not self._is_refused(image):
-            stored = StoredBackward(image, graph.tangents, graph.like)
+            stored = StoredBackward(image, graph.tangents, graph.like, graph.overwrites)
             self.programs.keep(self.programs.part(missing), stored)
 
     def _is_refused(self, image: Any) -> bool:

@@ -25,6 +25,9 @@ class StageEvent:
     changed: int  # how many rewrites the pass made; for a stage, nodes added or removed
 
 
+LARGE: Final = 1 << 20  # bytes from which on a buffer is a tensor of its own, not in the arena
+
+
 @dataclass(frozen=True, slots=True)
 class Held:
     """Bytes that a graph holds at most, by where they come from."""

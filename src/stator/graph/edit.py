@@ -14,6 +14,7 @@ aten = torch.ops.aten
 
 # Notes on nodes.
 CALLERS: Final = "callers"  # an input that the caller holds anyway; it outlives the call
+DONATED: Final = "donated"  # an input that is nobody's but the call's: it may be stored over
 EXTRAS: Final = "extras"  # on an output: what the backward calls the last values that it returns
 PART: Final = "part"  # an input that is one of several results of a library call
 KEPT: Final = "kept"  # computed to be kept for a while, in the place of what it is computed from
@@ -25,6 +26,12 @@ WEIGHT: Final = "weight"  # an input that stays the same from call to call, unle
 ASSERTIONS: Final = frozenset(
     {aten._functional_assert_async.msg, aten._functional_assert_scalar.default}
 )
+
+
+def mark_donated(graph: fx.Graph, count: int) -> None:
+    """Note on the first inputs of a backward, saved values, which are there for it alone."""
+    for node in graph.find_nodes(op="placeholder")[:count]:
+        node.meta[DONATED] = node.meta.get(CALLERS) is False
 
 
 def is_effect(node: fx.Node) -> bool:

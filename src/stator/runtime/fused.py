@@ -11,7 +11,7 @@ from stator.codegen.llvm.backend import load_kernels
 from stator.core.dtypes import TORCH_DTYPES
 from stator.core.dump import Dump
 from stator.core.events import Compilation
-from stator.graph.edit import EARLY, KEPT
+from stator.graph.edit import DONATED, EARLY, KEPT
 from stator.loops.index import Index
 from stator.loops.ir import Kernel
 from stator.loops.values import Value
@@ -46,7 +46,7 @@ from stator.schedule.build import build_kernel
 from stator.schedule.canonical import Canonical, canonical
 from stator.schedule.fuse import Group, fuse
 from stator.schedule.in_place import update_in_place
-from stator.schedule.overwrite import overwrite_dying
+from stator.schedule.overwrite import overwrite_dying, without_gaps
 from stator.torch_api import OpOverload
 
 
@@ -75,7 +75,10 @@ def plan_kernels(
     wanted = _read_outside(fused.groups, output)
     kernels = _kernels(fused.groups, wanted, lowering.sizes)
     updates = update_in_place(fused.groups, kernels, lowering.sizes, returned)
-    over = overwrite_dying(fused.groups, updates.kernels, lowering.sizes, updates.targets, returned)
+    donated = _donated(module.graph, lowering.sizes)
+    over = overwrite_dying(
+        fused.groups, updates.kernels, lowering.sizes, updates.targets, returned, donated
+    )
     _note_kernels(lowering, over.kernels)
     lowered = Lowered(lowering, fused, over.kernels)
     lowered.note(name, record)
@@ -103,6 +106,7 @@ def plan_kernels(
         dict(zip(launched, code, strict=True)),
         dict(lowering.sizes.hints),
         frozenset(node.name for node in module.graph.nodes if node.meta.get(KEPT)),
+        frozenset(over.targets.values()) & donated.keys(),
         lowered.origins,
     )
 
@@ -115,6 +119,13 @@ def _kernels(
         for number, group in enumerate(groups)
         if group.alone is None or isinstance(group.alone, Scatter)
     }
+
+
+def _donated(graph: fx.Graph, sizes: Sizes) -> dict[str, Index]:
+    """Elements of inputs that may be stored over."""
+    nodes = (n for n in graph.find_nodes(op="placeholder") if n.meta.get(DONATED))
+    totals = ((node.name, without_gaps(node.meta.get("val"), sizes)) for node in nodes)
+    return {name: total for name, total in totals if total is not None}
 
 
 def _in_order(

@@ -1,9 +1,11 @@
-"""Where buffers live: at offsets of one arena, planned from their lifetimes.
+"""Where buffers live: at offsets of one arena, planned from their lifetimes, or in the pool.
 
 A buffer that nobody outside of the call sees gets a place in the arena.  Buffers whose lifetimes do
 not meet share places.  Known sizes are fitted like an allocator would, ahead of time, or the
 largest first, where that takes less; a size known at run time alone shares a place with equal ones.
-What the caller gets, and what a call might keep, is a tensor of its own.
+What the caller gets, and what a call might keep, is a tensor of its own.  So is a large buffer: an
+arena is there for a whole call, and what it holds at one time it could not lend to outputs and
+saved values at another.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import Any, Final
 
 from torch import fx
 
-from stator.core.events import Held, Home
+from stator.core.events import LARGE, Held, Home
 from stator.loops.index import Index
 from stator.lower.sizes import evaluate
 from stator.runtime.plan import Allocation, Call, Free, Launch, Plan, Step, Together, View
@@ -45,13 +47,14 @@ class Memory:
 def plan_memory(plan: Plan) -> Memory:
     """Offsets for all buffers that live inside of a call."""
     inside = _stays_inside(plan)
+    hint = partial(evaluate, known=plan.hints)
     known, varying = _Fitted(), _Slots()
     homes: dict[str, tuple[_Fitted | _Slots, Index]] = {}
     places: dict[str, int] = {}
     for step in plan.steps:
         for made in allocations(step):
-            if made.name in inside:
-                size = rounded_bytes(made)
+            size = rounded_bytes(made)
+            if made.name in inside and hint(size) < LARGE:
                 home = known if size.constant is not None else varying
                 homes[made.name] = (home, size)
                 places[made.name] = home.take(size)
@@ -207,7 +210,7 @@ def predicted(plan: Plan, memory: Memory, own: Iterable[Own] = ()) -> Held:
     """
     lives = [life for life in lifetimes(plan, memory) if life.offset is None]
     spans = [(life.by_torch, life.bytes, life.first, life.last) for life in lives]
-    ends = _ends(plan, {})
+    ends = _ends(plan, owners(plan))
     for given in own:
         last = max(ends[name] for name in given.names)
         spans.append((given.by_torch, given.bytes, 0, last))

@@ -296,7 +296,13 @@ class Plan:
     hints: Mapping[Symbol, int] = field(default_factory=dict)  # what symbols were when it was made
     # What dies one by one while results come: in the pool one gives its memory to the other.
     relays: frozenset[str] = frozenset()
+    donated: frozenset[str] = frozenset()  # inputs that kernels store over: nobody else has them
     origins: Callable[[], Mapping[str, Any]] = dict  # runtime.origins.Origin, by kernels' names
+
+    @property
+    def callers(self) -> frozenset[str]:
+        """Inputs that are the caller's: what is stored there must be seen there."""
+        return frozenset(self.inputs) - self.donated
 
     def __str__(self) -> str:
         body = "".join(f"  {step}\n" for step in self.steps)

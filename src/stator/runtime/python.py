@@ -133,7 +133,7 @@ def _prepare(source: Source, plan: Plan, step: Launch, settled: set[str]) -> Non
         if name in plan.layouts and name not in settled:
             settled.add(name)
             stride, dtype = _tuple(plan.layouts[name][0]), source.literal(plan.layouts[name][1])
-            is_callers = name in step.writes and name in plan.inputs
+            is_callers = name in step.writes and name in plan.callers
             fix = source.bind(refuse if is_callers else as_planned, "as_planned")
             source.add(f"if {name}.stride() != {stride} or {name}.dtype is not {dtype}:")
             source.add(f"{name} = {fix}({name}, {stride}, {dtype})", 2)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import fx
@@ -40,12 +41,14 @@ def overwrite_dying(
     sizes: Sizes,
     taken: Mapping[str, str],
     returned: set[str],
+    donated: Mapping[str, Index] | None = None,
 ) -> Overwriting:
     """Let kernels store over values of the graph's own that they are the last to read.
 
-    `taken` are results that are stored into inputs; `returned` are the names of outputs.
+    `taken` are results that are stored into inputs; `returned` are the names of outputs; `donated` are
+    elements of inputs that are the graph's own too.
     """
-    own = _Own(groups, sizes, {*taken, *returned})
+    own = _Own(groups, sizes, {*taken, *returned}, donated or {})
     found, targets = dict(kernels), dict[str, str]()
     for number, group in enumerate(groups):
         if group not in kernels or group.alone is not None:
@@ -65,11 +68,17 @@ def overwrite_dying(
 class _Own:
     """Values that the graph makes for itself, and who reads them last."""
 
-    def __init__(self, groups: Sequence[Group], sizes: Sizes, outside: set[str]) -> None:
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        sizes: Sizes,
+        outside: set[str],
+        donated: Mapping[str, Index],
+    ) -> None:
         self.groups = groups
         self.last: dict[str, int] = {}
-        self.totals: dict[str, Index] = {}  # elements of those that may be stored over
-        self.makers: dict[str, int] = {}
+        self.totals = dict(donated)  # elements of those that may be stored over
+        self.makers = dict.fromkeys(donated, -1)
         self.gone: set[str] = set()
         for number, group in enumerate(groups):
             self.last.update(dict.fromkeys(group.reads, number))
@@ -101,12 +110,20 @@ def _fresh(group: Group, sizes: Sizes) -> Iterator[tuple[str, Index]]:
     for member in group.members:
         if extent(member.size, member.stride) is member.total:
             yield member.name, member.total
-    made = _result(group.alone.node) if isinstance(group.alone, Extern) else None
-    if made is None or any(sizes.index(n) is None for n in (*made.size(), *made.stride())):
-        return
-    size, stride = layout_of(made, sizes)
-    if group.alone is not None and extent(size, stride) is product(size):
-        yield group.alone.name, product(size)
+    if isinstance(group.alone, Extern):
+        total = without_gaps(_result(group.alone.node), sizes)
+        if total is not None:
+            yield group.alone.name, total
+
+
+def without_gaps(value: Any, sizes: Sizes) -> Index | None:
+    """Elements of a tensor that fill its memory; None if they do not, or nobody knows."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return None
+    if any(sizes.index(n) is None for n in (*value.size(), *value.stride())):
+        return None
+    size, stride = layout_of(value, sizes)
+    return product(size) if extent(size, stride) is product(size) else None
 
 
 def _result(node: fx.Node) -> torch.Tensor | None:

@@ -26,6 +26,12 @@ from stator.aot.partition.simulate import Simulator
 from stator.aot.partition.weigh import Weight, bytes_of
 
 PRICES: Final = (PRICE, *(PRICE * 2.0**power for power in range(1, 10)))
+# When the default computes more again than at the usual price.  Measured: models that keep a third
+# less so take no longer.
+LEAN_PRICE: Final = PRICES[1]
+LEAN_KEPT: Final = 0.8  # of what is kept otherwise: else it is not looked at
+LEAN_PEAK: Final = 0.9
+LEAN_TIME: Final = 1.03
 FORBIDDING: Final = 2.0**24  # nothing is kept that can be computed
 THINNED: Final = (2, 3, 4, 6, 8)  # every how many-th value is kept
 MOST_WORTH: Final = 2.0**50  # of a value that cannot be computed again
@@ -54,7 +60,19 @@ def candidates(simulator: Simulator, solver: str = "dp") -> list[Candidate]:
     search.run()
     for share in range(SHARES - 1, 0, -1):
         search.fill(share / SHARES, SOLVERS[solver])
-    return list(search.found.values())
+    usual, lean = (search.found[_key(cut)] for cut in search.by_price[:2])
+    default = default_of(usual, lean)
+    return [default, *(one for one in search.found.values() if one is not default)]
+
+
+def default_of(usual: Candidate, lean: Candidate) -> Candidate:
+    """The cut at the usual price, or at a higher one that saves much memory and costs little time.
+
+    A price is paid for bytes that are kept; what a step holds at once may be other bytes, so the
+    peak is looked at before more is computed again.
+    """
+    worth = lean.saved <= LEAN_KEPT * usual.saved and lean.peak <= LEAN_PEAK * usual.peak
+    return lean if worth and lean.time <= LEAN_TIME * usual.time else usual
 
 
 def foreseen(simulator: Simulator, cut: Cut, label: str, base: float | None = None) -> Candidate:

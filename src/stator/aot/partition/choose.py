@@ -15,7 +15,14 @@ from typing import Final
 
 from torch import fx
 
-from stator.aot.partition.candidates import Candidate, candidates, foreseen
+from stator.aot.partition.candidates import (
+    LEAN_KEPT,
+    LEAN_PRICE,
+    Candidate,
+    candidates,
+    default_of,
+    foreseen,
+)
 from stator.aot.partition.classify import Classes
 from stator.aot.partition.cut import AGGRESSIVE, PRICE, cut_at, network_of, save_everything
 from stator.aot.partition.joint import Joint
@@ -55,9 +62,11 @@ def choose(joint: Joint, classes: Classes, wish: Wish, foresee: Foresee | None =
     network = network_of(joint, classes, scales)
     if not wish.kernels:
         return save_everything(network)
-    usual = cut_at(network, AGGRESSIVE if wish.aggressive else PRICE)
-    if wish.budget >= 1 and wish.limit is None and wish.report is None:
-        return usual
+    usual = None
+    if wish.budget >= 1 and wish.limit is None:
+        usual = cut_at(network, AGGRESSIVE) if wish.aggressive else _usual(joint, classes, network)
+        if wish.report is None:
+            return usual
     # Whoever asks for a curve sees what budgets and limits would do, which trust the caller.
     if not scales.trusts_caller:
         network = network_of(joint, classes, replace(scales, trusts_caller=True))
@@ -65,13 +74,24 @@ def choose(joint: Joint, classes: Classes, wish: Wish, foresee: Foresee | None =
     found = candidates(simulator, wish.knapsack)
     if wish.limit is not None:
         chosen = _within_limit(found, wish.limit, foresee)
-    elif wish.budget < 1:
+    elif usual is None:
         chosen = _within_budget(found, wish.budget)
     else:
         chosen = foreseen(simulator, usual, "the default")
     if wish.report is not None:
         wish.report(_choices(simulator, found, chosen))
     return chosen.cut
+
+
+def _usual(joint: Joint, classes: Classes, network: Network) -> Cut:
+    """The default cut; what a step under it holds is foreseen only if two are in question."""
+    usual, lean = cut_at(network, PRICE), cut_at(network, LEAN_PRICE)
+    kept, less = (sum(network.weights[node].bytes for node in cut.kept) for cut in (usual, lean))
+    if less > LEAN_KEPT * kept:
+        return usual
+    simulator = Simulator(joint, classes, network)
+    base = simulator.base()
+    return default_of(*(foreseen(simulator, cut, "", base) for cut in (usual, lean))).cut
 
 
 def _times(joint: Joint, wish: Wish) -> dict[fx.Node, float]:
@@ -88,11 +108,13 @@ def frontier(found: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _within_budget(found: Sequence[Candidate], budget: float) -> Candidate:
-    """The quickest that keeps no more than a share of what the first, quickest one keeps."""
+    """The quickest that keeps no more than a share of what the first, the default, keeps."""
     least = min(found, key=lambda one: (one.saved, one.peak, one.time))
     room = max(budget * found[0].saved, least.saved)
-    # Below the peak of the least there is nothing: a smaller budget would take more memory.
-    line = frontier([least, *(one for one in found if one.peak >= least.peak)])
+    # Below the peak of the least there is nothing: a smaller budget would take more memory; nor
+    # above that of the default, by the same.
+    most = found[0].peak
+    line = frontier([least, *(one for one in found if least.peak <= one.peak <= most)])
     fitting = [one for one in line if one.saved <= room]
     return min(fitting, key=lambda one: one.time, default=least)
 

@@ -5,8 +5,8 @@ from the node that makes it to its last reader; a view keeps its base alive; wha
 read between two library calls is never in memory.  Inputs, and values that the caller got, live
 throughout.
 
-Memory comes from three places, and none gives to another: the arena of each half, the pool for
-what outlives it, and torch for results of libraries.  The peak is the sum of their highest marks.
+Memory comes from three places, and none gives to another: the arena of each half for what is small,
+the pool for what is large or outlives it, and torch for results of libraries.  The peak is the sum of their highest marks.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from stator.aot.partition.joint import Joint
 from stator.aot.partition.network import Cut, Network
 from stator.aot.partition.order import backward_order
 from stator.aot.partition.weigh import bytes_of, is_generated, readers, work_of
+from stator.core.events import LARGE
 from stator.ops.table import POINTWISE
 from stator.torch_api import is_view_op
 
@@ -234,7 +235,7 @@ class Simulator:
                 continue
             home = inherited.get(place)
             if home is None:
-                home = TORCH if fact.by_torch else POOL if end == behind else ARENA
+                home = _home(fact, end == behind)
             # Kernels store over what they are the last to read; what they make on the way to that
             # is nowhere.
             over = end
@@ -301,6 +302,13 @@ class Simulator:
         nodes = [*self.classes.forward, *self.classes.backward]
         moved = sum(2 * self.sizes.get(node, 0) for node in nodes if node not in self.brief)
         return moved + sum(self._work(node) for node in nodes)
+
+
+def _home(fact: Fact, outlives: bool) -> int:
+    """Where the memory of a new value comes from."""
+    if fact.by_torch:
+        return TORCH
+    return POOL if outlives or fact.bytes >= LARGE else ARENA
 
 
 def _shown(node: fx.Node) -> fx.Node | None:
