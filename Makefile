@@ -54,6 +54,7 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.training_memory
 	$(BIN)/python -m benchmarks.budgets --times
 	$(BIN)/python -m benchmarks.pad_mm
+	$(BIN)/python -m benchmarks.numerics
 	$(BIN)/python -m benchmarks.packages
 	$(BIN)/python -m benchmarks.warm_start
 

@@ -40,8 +40,8 @@ def worst_element(ours: Tensor, eager: Tensor, exact: Tensor, ulps: int = 1) -> 
     if ours.numel() == 0:
         return None
     if ours.is_complex():
-        parts = (torch.view_as_real(one.resolve_conj()) for one in (ours, eager, exact))
-        return worst_element(*parts, ulps)
+        parts = [torch.view_as_real(one.resolve_conj()) for one in (ours, eager, exact)]
+        return worst_element(parts[0], parts[1], parts[2], ulps)
     if not ours.is_floating_point():
         wrong = (ours != eager) & (ours != exact.to(ours.dtype))
         return _at(wrong.int(), ours, eager, exact, "another value") if wrong.any() else None

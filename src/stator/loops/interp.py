@@ -439,7 +439,7 @@ PRIMS: Final[dict[Prim, Callable[..., Any]]] = {
     Prim.ROUND: np.rint,
     Prim.COPYSIGN: np.copysign,
     Prim.TO_F16: lambda x: np.float32(np.float16(x)),
-    Prim.TO_BF16: lambda x: bf16_value(bf16_bits(x)),
+    Prim.TO_BF16: lambda x: bf16_value(int(bf16_bits(x))),
     Prim.FMA: _fused_multiply_add,
     Prim.EXP: _through_f64(np.exp),
     Prim.EXP2: _through_f64(np.exp2),
