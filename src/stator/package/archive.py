@@ -13,10 +13,10 @@ import re
 import struct
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, Final
+from typing import IO, Any, Final, Self
 
 from stator.errors import PackageError
 
@@ -47,7 +47,7 @@ class _Writer:
     def write(
         self, manifest: Mapping[str, Any], files: Mapping[str, bytes], weights: Iterable[Any]
     ) -> None:
-        digests, size = [], 0
+        size = 0
         with zipfile.ZipFile(self.out, "w", zipfile.ZIP_STORED) as archive:
             self._put(archive, "version", b"3\n")
             self._put(archive, "archive_format", b"pt2")
@@ -58,11 +58,12 @@ class _Writer:
             info = self._entry(WEIGHTS, self._padding(len(f"{ROOT}/{WEIGHTS}")))
             with archive.open(info, "w", force_zip64=True) as entry:
                 start = self.out.tell()
-                for chunk in _in_chunks(weights):
-                    digests.append(hashlib.sha256(chunk).hexdigest())
-                    size += len(chunk)
-                    entry.write(chunk)
-            told = {**manifest, "weights": {"bytes": size, "sha256": digests}}
+                with _Digests() as digests:
+                    for chunk in _in_chunks(weights):
+                        digests.add(chunk)
+                        size += len(chunk)
+                        entry.write(chunk)
+            told = {**manifest, "weights": {"bytes": size, "sha256": digests.found()}}
             text = json.dumps(told, sort_keys=True, indent=1).encode()
             self._put(archive, MANIFEST, text)
             archive.comment = bytes(_COMMENT_BYTES)  # its length is part of what is digested
@@ -91,6 +92,32 @@ class _Writer:
         head = 30 + name + 20 + 4  # of the entry, its sizes in 64 bits, this field
         at = self.out.tell() + head
         return struct.pack("<HH", 0x4246, -at % PAGE) + bytes(-at % PAGE)
+
+
+class _Digests:
+    """Digests of chunks, made by a thread while others are written."""
+
+    AHEAD: Final = 8  # chunks that may wait for it
+
+    def __init__(self) -> None:
+        self.thread = ThreadPoolExecutor(1)
+        self.made: list[Future[str]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.thread.shutdown()
+
+    def add(self, chunk: bytearray) -> None:
+        """Digest a chunk, which stays as it is."""
+        self.made.append(self.thread.submit(lambda: hashlib.sha256(chunk).hexdigest()))
+        if len(self.made) > self.AHEAD:
+            self.made[-self.AHEAD].result()
+
+    def found(self) -> list[str]:
+        """All of them, in order."""
+        return [digest.result() for digest in self.made]
 
 
 def _in_chunks(pieces: Iterable[Any]) -> Iterator[bytearray]:
