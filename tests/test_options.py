@@ -236,3 +236,18 @@ def test_a_mode_is_a_set_of_options_that_others_outweigh(monkeypatch: pytest.Mon
 
     assert read_options("careful") == Options(strict=True, fuel=1)
     assert read_options("careful", {"fuel": 2}) == Options(strict=True, fuel=2)
+
+
+def test_limits_of_a_bisection_travel_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STATOR_FUEL", "9")  # of whoever bisects: it does not go on
+    told = options.environment_for(None, Path("log"), {"pass_fuel": 0, "executor": "python"})
+    for name in ("STATOR_FUEL", "STATOR_KERNEL_FUEL"):
+        assert name not in told
+    monkeypatch.delenv("STATOR_FUEL")
+    for name in ("STATOR_PASS_FUEL", "STATOR_EXECUTOR", "STATOR_FUEL_LOG", "STATOR_CACHE"):
+        monkeypatch.setenv(name, told[name])
+
+    made = read_options()
+
+    assert (made.fuel, made.pass_fuel, made.kernel_fuel) == (None, 0, None)
+    assert (made.executor, made.fuel_log, made.cache) == ("python", Path("log"), False)
