@@ -14,8 +14,11 @@ from stator.debug.minify.search import Search
 
 
 def shrink_sizes(search: Search) -> None:
-    """Make every size smaller that occurs: wherever it stands, then in one input alone."""
+    """Make sizes smaller: all of them, each wherever it stands, then in one input alone."""
     search.tell("sizes", search.case)
+    for least in (1, 2):
+        if search.attempt(_with_all_sizes(search.case, least), anew=True):
+            break
     for size in _sizes(search.case):
         for smaller in _smaller(size):
             if search.attempt(_with_size(search.case, size, smaller), anew=True):
@@ -63,6 +66,14 @@ def _with_size(case: Case, size: int, smaller: int) -> Case:
 
     changed = with_arguments(case, argument)
     return Case(changed.module, tuple(inputs))
+
+
+def _with_all_sizes(case: Case, least: int) -> Case | None:
+    """The case with `least` for every size above it; None if there is none."""
+    larger = [size for size in _sizes(case) if size > least]
+    for size in larger:
+        case = _with_size(case, size, least)
+    return case if larger else None
 
 
 def _with_dim(case: Case, number: int, dim: int, smaller: int) -> Case:
