@@ -228,7 +228,7 @@ def _wish(options: Options, record: Compilation) -> Wish:
 def foreseen_peak(halves: Split, ctx: Ctx) -> int:
     """Bytes that a step under a cut would hold at most, from finished plans."""
     record = Compilation(inputs=halves.inputs, outputs=halves.outputs)
-    free = {name: Fuel(None) for name in FUELS}
+    free: dict[str, Any] = {name: Fuel(None) for name in FUELS}
     trial = replace(ctx, record=record, options=replace(ctx.options, dump_dir=None), **free)
     for module, name in ((halves.forward, "forward"), (halves.backward, "backward")):
         if module is not None:

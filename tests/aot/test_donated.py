@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ def executor(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether values that would be stored over were nobody else's, in the order of asking."""
     found: list[bool] = []
 
@@ -31,7 +30,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
         return found[-1]
 
     monkeypatch.setattr(function, "is_sole", watched)
-    yield found
+    return found
 
 
 def loss(x: Tensor, w: Tensor, target: Tensor) -> Tensor:
@@ -49,7 +48,8 @@ def compiled(program: Any, executor: str) -> Any:
 
 
 def gradients(program: Any, x: Tensor, w: Tensor, target: Tensor) -> tuple[Tensor, ...]:
-    return torch.autograd.grad(program(x, w, target), (x, w))
+    found: tuple[Tensor, ...] = torch.autograd.grad(program(x, w, target), (x, w))
+    return found
 
 
 def test_a_gradient_lies_where_the_saved_value_was(executor: str, asked: list[bool]) -> None:

@@ -56,9 +56,9 @@ class Programs:
         if not isinstance(found, StoredBackward):
             return None
         run = self._loaded(found.image, "backward")
-        return None if run is None else BackwardGraph(
-            run, found.tangents, found.like, found.overwrites
-        )
+        if run is None:
+            return None
+        return BackwardGraph(run, found.tangents, found.like, found.overwrites)
 
     def keep(self, key: Key, value: Any) -> None:
         """Store something; what is no data is not stored, and the record says why."""

@@ -45,8 +45,8 @@ def overwrite_dying(
 ) -> Overwriting:
     """Let kernels store over values of the graph's own that they are the last to read.
 
-    `taken` are results that are stored into inputs; `returned` are the names of outputs; `donated` are
-    elements of inputs that are the graph's own too.
+    `taken` are results that are stored into inputs; `returned` are the names of outputs; `donated`
+    are elements of inputs that are the graph's own too.
     """
     own = _Own(groups, sizes, {*taken, *returned}, donated or {})
     found, targets = dict(kernels), dict[str, str]()

@@ -6,7 +6,8 @@ read between two library calls is never in memory.  Inputs, and values that the 
 throughout.
 
 Memory comes from three places, and none gives to another: the arena of each half for what is small,
-the pool for what is large or outlives it, and torch for results of libraries.  The peak is the sum of their highest marks.
+the pool for what is large or outlives it, and torch for results of libraries.  The peak is the sum
+of their highest marks.
 """
 
 from __future__ import annotations
