@@ -18,6 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from stator.graph.edit import drop_unread
 from stator.graph.rules import Rule, apply_rules
 from stator.graph.run import Ctx, GraphPass
+from stator.options import Options
 from stator.pipeline import FREEZING, JOINT, POST_GRAD, PRE_GRAD
 from stator.torch_api import HigherOrderOperator, OpOverload
 
@@ -71,10 +72,10 @@ def rule_example(rule: Rule) -> str:
     return before_and_after(module.graph, apply_rules(rule.name, [rule]))
 
 
-def before_and_after(graph: fx.Graph, pass_: GraphPass) -> str:
+def before_and_after(graph: fx.Graph, pass_: GraphPass, options: Options | None = None) -> str:
     """The calls of a graph, and what a pass makes of them."""
     before = calls_text(graph)
-    pass_(graph, Ctx())
+    pass_(graph, Ctx(options or Options()))
     return f"before\n{before}\nafter\n{calls_text(graph)}"
 
 

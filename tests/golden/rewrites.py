@@ -6,7 +6,7 @@ Rules bring examples of their own, which docs/passes.md shows too.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stator.graph.run import GraphPass
+from stator.options import Options
 from stator.passes.freezing.drop_casts import drop_casts
 from stator.passes.freezing.fold_batch_norm import fold_batch_norm
 from stator.passes.freezing.fold_binary import fold_binary
@@ -29,6 +30,7 @@ from stator.passes.joint.fold_uniform import fold_uniform
 from stator.passes.joint.pad_mm import pad_mm
 from stator.passes.joint.seed_random import seed_random
 from stator.passes.post_grad.cancel_cat_split import cancel_cat_split
+from stator.passes.post_grad.drop_vectors import drop_vectors
 from stator.passes.post_grad.fold_cumsum import fold_cumsum
 from stator.passes.post_grad.fuse_conv_activation import fuse_conv_activation
 from stator.passes.post_grad.hold_to_promise import hold_to_promise
@@ -40,6 +42,7 @@ from stator.passes.post_grad.write_in_place import write_in_place
 from stator.passes.pre_grad.fuse_attention import fuse_attention
 from stator.passes.pre_grad.normalize_keywords import normalize_keywords
 from stator.passes.pre_grad.settle_dropout import settle_dropout
+from stator.passes.pre_grad.spell_dropout import spell_dropout
 from tests.passes.freezing.integers import (
     dequantized,
     dequantized_weight,
@@ -59,6 +62,7 @@ class Example:
     program: Callable[..., Any]
     arguments: Callable[[], tuple[Any, ...]]
     weights: tuple[int, ...] = ()  # positions of arguments that stay the same from call to call
+    options: Options = field(default_factory=Options)
 
     @property
     def name(self) -> str:
@@ -206,6 +210,12 @@ def floats(*sizes: tuple[int, ...]) -> Callable[[], tuple[Tensor, ...]]:
 CAPTURED: Final = (  # over the graph of torch functions
     Example(normalize_keywords, numpy_keywords, floats((2, 3))),
     Example(settle_dropout, dropout_at_both_ends, floats((2, 3))),
+    Example(
+        spell_dropout,
+        lambda x: F.dropout(x, 0.25),
+        floats((2, 3)),
+        options=Options(numerics="eager"),
+    ),
     Example(fuse_attention, attention, floats((2, 3, 5, 4), (2, 3, 5, 4), (2, 3, 5, 4), (5, 5))),
 )
 TRACED: Final = (  # over a graph of ATen operators
@@ -256,6 +266,7 @@ TRACED: Final = (  # over a graph of ATen operators
         floats((1, 3, 64, 64), (64, 3, 3, 3), (64,)),
         weights=(1, 2),
     ),
+    Example(drop_vectors, torch.linalg.svdvals, floats((3, 3))),
     Example(hold_to_promise, foretold, floats((2, 3))),
     Example(seed_random, random_numbers, floats((2, 3))),
     Example(reorder_for_memory, sums_of_products, floats((8, 8), (8, 8), (8, 8))),

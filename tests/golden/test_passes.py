@@ -39,7 +39,7 @@ def of_rule(rule: Rule) -> str:
 
 def of_captured(example: Example) -> str:
     module = captured(example.program, *example.arguments()).module
-    return before_and_after(module.graph, example.pass_) + "\n"
+    return before_and_after(module.graph, example.pass_, example.options) + "\n"
 
 
 def of_traced(example: Example) -> str:

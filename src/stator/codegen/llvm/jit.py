@@ -75,9 +75,7 @@ def module_text(kernels: Iterable[Kernel]) -> str:
             line = f"declare {kind} @llvm.{name}.{suffix}({', '.join([kind] * count)})"
             if f"@llvm.{name}.{suffix}(" not in declared:
                 lines.append(line)
-    text = "\n".join(
-        [*lines, *map(_kernel_text, kernels), _ATTRIBUTES, _THROUGH_A_TABLE]
-    )
+    text = "\n".join([*lines, *map(_kernel_text, kernels), _ATTRIBUTES, _THROUGH_A_TABLE])
     return numbered(text)
 
 
