@@ -96,7 +96,8 @@ def test_buffers_between_launches(size: tuple[int, ...]) -> None:
         Free(("c", "y")),
     )
     made = plan("x y", *steps, outputs=(node("d"),))
-    assert set(plan_memory(made).offsets) == {"a", "b", "c"}
+    inside = set() if size is LARGE else {"a", "b", "c"}  # large ones are the pool's
+    assert set(plan_memory(made).offsets) == inside
 
     agree(made, torch.randn(size), torch.randn(size))
 

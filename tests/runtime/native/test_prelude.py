@@ -157,18 +157,19 @@ def test_memory_says_itself_in_words() -> None:
 
 def test_trim_gives_everything_back_that_waits() -> None:
     run = chain()
+    chain()(torch.randn(500, 500))  # leaves an arena: its buffers are not large
     x = torch.randn(1500, 1500)
     kept = run(x)
     run(x)
     before, held = stator.memory(), resident()
     assert before.idle > 8 << 20
-    assert before.arenas > 8 << 20
+    assert before.arenas > 1 << 19
 
     assert stator.trim() == before.idle + before.arenas
 
     after = stator.memory()
     assert (after.used, after.idle, after.arenas) == (before.used, 0, 0)
-    assert resident() < held - (before.idle + before.arenas) * 0.9
+    assert resident() < held - before.idle * 0.9
     assert stator.trim() == 0
     assert torch.equal(kept, run(x))
 
@@ -232,7 +233,7 @@ def test_an_arena_is_mapped_once(size: int) -> None:
 
 def test_a_larger_arena_takes_the_place_of_a_smaller_one() -> None:
     run = chain()
-    small, large = torch.randn(64, 64), torch.randn(600, 600)
+    small, large = torch.randn(64, 64), torch.randn(500, 500)
 
     run(small)
     first = stator.memory().arenas
