@@ -29,7 +29,7 @@ from stator.core import faults
 from stator.debug.minify.blame import blame
 from stator.debug.minify.case import case_of
 from stator.debug.minify.checks import needs_isolation
-from stator.debug.minify.judge import How, class_of
+from stator.debug.minify.judge import class_of
 from stator.debug.minify.minifier import Minified, Wishes, minimise
 from stator.debug.minify.script import read_script
 from stator.errors import StatorError
@@ -93,7 +93,7 @@ def hunt(number: int, count: int) -> Found:
         kind = f"{'dynamic ' if small.failure.dynamic else ''}{small.failure.kind}"
         # Whole: with the start of a worker and the first look at the graph.
         seconds = time.perf_counter() - start
-        guilty = blame(again.case, How(dynamic=bug.dynamic), small.failure)
+        guilty = blame(again.case, again.how, small.failure)
         said = " ".join((*guilty.rewrites, *guilty.passes, *guilty.nodes))
         named = guilty.stage == bug.stage and bug.blame in said
         what = (guilty.rewrites or guilty.passes or guilty.nodes or ["?"])[0]

@@ -56,7 +56,7 @@ class Minified:
     begun: int  # nodes that computed something, at the beginning
     left: int  # and at the end
     tries: int
-    seconds: float
+    seconds: float = 0.0
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.module, self.inputs))
@@ -76,19 +76,34 @@ def minifier(
 
 def minimise(case: Case, fails: Fails | None, wishes: Wishes) -> Minified:
     """Minimise a case, in this process if that is safe."""
+    start = time.perf_counter()
+    found = _minimise_safely(case, fails, wishes)
+    return replace(found, seconds=time.perf_counter() - start)
+
+
+def _minimise_safely(case: Case, fails: Fails | None, wishes: Wishes) -> Minified:
     how = How(wishes.options, wishes.dynamic)
+    if fails is not None:
+        asked = Asked(fails)
+        return _minimise(case, asked, how, wishes, asked.first(case))
     with ExitStack() as stack:
-        if fails is not None:
-            return _minimise(case, Asked(fails), how, wishes)
         known = wishes.failure
         if wishes.isolate is False or (known is not None and not needs_isolation(known)):
+            known = known or Here(how).first(case)
+            how = _plainest(how, known)
             return _minimise(case, Here(how), how, wishes, known)
         worker = stack.enter_context(started_worker())
         elsewhere = Elsewhere(how, worker, wishes.timeout)
-        failure = wishes.failure or elsewhere.first(case)
-        needed = wishes.isolate or (failure is not None and needs_isolation(failure))
-        checker: Checker = elsewhere if needed else Here(how)
-        return _minimise(case, checker, how, wishes, failure)
+        known = known or elsewhere.first(case)
+        how = _plainest(how, known)
+        needed = wishes.isolate or (known is not None and needs_isolation(known))
+        checker: Checker = replace(elsewhere, how=how) if needed else Here(how)
+        return _minimise(case, checker, how, wishes, known)
+
+
+def _plainest(how: How, failure: Failure | None) -> How:
+    """With symbolic sizes only if the failure needs them."""
+    return how if failure is None or failure.dynamic else replace(how, dynamic=False)
 
 
 def resume(folder: Path, **wishes: Any) -> Minified:
@@ -103,10 +118,8 @@ def resume(folder: Path, **wishes: Any) -> Minified:
 
 
 def _minimise(
-    case: Case, checker: Checker, how: How, wishes: Wishes, failure: Failure | None = None
+    case: Case, checker: Checker, how: How, wishes: Wishes, wanted: Failure | None
 ) -> Minified:
-    start = time.perf_counter()
-    wanted = failure or checker.first(case)
     if wanted is None:
         raise StatorError(
             "the graph does not fail", hint="give the inputs, options and `dynamic` it fails with"
@@ -114,7 +127,7 @@ def _minimise(
     begun = len(case.calls)
     search = _search(case, checker, how, wishes, wanted)
     if wishes.seconds is not None:
-        search.deadline = start + wishes.seconds
+        search.deadline = time.perf_counter() + wishes.seconds
     if wishes.record_in is not None:
         search.record_in(record(case, wishes.record_in))
     search.save(case)
@@ -126,9 +139,8 @@ def _minimise(
     if wishes.folder is not None and not isinstance(checker, Asked):
         script = write_script(wishes.folder, case, wanted, how, ways)
     module = fx.GraphModule(case.module, case.graph)
-    seconds = time.perf_counter() - start
     left = len(case.calls)
-    return Minified(module, fresh(case.inputs), wanted, script, begun, left, search.tries, seconds)
+    return Minified(module, fresh(case.inputs), wanted, script, begun, left, search.tries)
 
 
 def _search(case: Case, checker: Checker, how: How, wishes: Wishes, wanted: Failure) -> Search:

@@ -33,6 +33,7 @@ from stator.errors import StatorError
 POLL: Final = 0.003  # seconds between two looks at a child
 WINDOW: Final = 0.2  # seconds, over which it is asked whether a child computes
 IDLE: Final = 0.05  # of a window: whoever computes less does nothing
+STILL: Final = 1.5  # seconds of doing nothing: no compilation waits for anything that long
 NOBODY: Final = Failure("crash")
 
 
@@ -145,7 +146,7 @@ def _wait(child: int, timeout: float) -> int | None:
             spent = _computed(child, seen + now - looked)
             idle = idle + now - looked if spent - seen < IDLE * (now - looked) else 0.0
             seen, looked = spent, now
-        if max(seen, idle) > timeout:
+        if seen > timeout or idle > min(timeout, STILL):
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
             return None
