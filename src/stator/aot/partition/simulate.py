@@ -105,6 +105,7 @@ class Simulator:
     nodes: list[fx.Node] = field(default_factory=list)
     facts: list[Fact] = field(default_factory=list)  # by the number of a node
     number: dict[fx.Node, int] = field(default_factory=dict)
+    bases: list[int] = field(default_factory=list)  # numbers of nodes that are no views
     work: dict[fx.Node, float] = field(default_factory=dict)
     # What is the same for every cut:
     inputs: frozenset[int] = field(init=False)
@@ -121,6 +122,7 @@ class Simulator:
             shown = _shown(node)
             base = number if shown is None else self.facts[self.number[shown]].base
             reads = {self.facts[self.number[source]].base for source in self.sources[node]}
+            self.bases += [number] if base == number else []
             size = bytes_of(node.meta.get("val"))
             made = size if _is_made(node) else 0
             brief = bool(made) and _is_brief(node)
@@ -161,7 +163,8 @@ class Simulator:
     def _halves(self, cut: Cut) -> tuple[Half, Half]:
         inputs, returned = self.inputs, self.returned
         ahead = self._ahead(cut)
-        runs = [number for number, node in enumerate(self.nodes) if node in ahead]
+        # Views have no memory, and whoever reads one reads its base.
+        runs = [number for number in self.bases if self.nodes[number] in ahead]
         forward = self._spans(runs, inputs, {*returned, *self._bases(cut.kept)})
         places = {span.node: span.place for span in forward}
         kept = self._bases(cut.kept) - inputs - returned
@@ -169,7 +172,8 @@ class Simulator:
         owned |= {self.number[node]: TORCH for node in self.joint.tangents}
         grads = self._bases(grad for grad in self.joint.grads if isinstance(grad, fx.Node))
         count = len(self.nodes)
-        again = [self.number[node] + count * early for node, early in self.order(cut)]
+        numbers = ((self.number[node], early) for node, early in self.order(cut))
+        again = [n + count * early for n, early in numbers if self.facts[n].base == n]
         backward = self._spans(again, {*inputs, *returned, *owned}, grads, owned)
         relays = self._bases(cut.relays)
         backward = [
