@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -29,6 +31,7 @@ from stator.core import faults
 from stator.debug.minify.blame import blame
 from stator.debug.minify.case import case_of
 from stator.debug.minify.checks import needs_isolation
+from stator.debug.minify.failure import Failure
 from stator.debug.minify.judge import class_of
 from stator.debug.minify.minifier import Minified, Wishes, minimise
 from stator.debug.minify.script import read_script
@@ -37,6 +40,7 @@ from stator.errors import StatorError
 COUNTS: Final = (200, 300, 500, 800, 1200, 2000, 3000)  # nodes, in turn
 FEW: Final = 5  # nodes that may be left
 SECONDS: Final = 60.0  # that it may take
+HANGS: Final = 30.0  # seconds after which a script of a few nodes does not end any more
 SEEDS: Final = 3  # graphs to try, where one does not show the bug
 HEADINGS: Final = ["bug", "class", "nodes", "left", "class kept", "s", "guilty", "named"]
 
@@ -86,19 +90,31 @@ def hunt(number: int, count: int) -> Found:
             small = _minimised(bug, number, count, Path(folder))
         except StatorError as error:
             return Found(bug, "-", count, count, False, 0.0, str(error).partition("\n")[0], False)
-        seconds = small.seconds
+        seconds = time.perf_counter() - start  # with the start of a worker and a first look
         assert small.script is not None, "a folder was given"
-        again = read_script(small.script)
-        kept = needs_isolation(small.failure) or class_of(again.case, again.how) == small.failure
+        kept = _is_kept(small.script, small.failure)
         kind = f"{'dynamic ' if small.failure.dynamic else ''}{small.failure.kind}"
-        # Whole: with the start of a worker and the first look at the graph.
-        seconds = time.perf_counter() - start
+        again = read_script(small.script)
         guilty = blame(again.case, again.how, small.failure)
         said = " ".join((*guilty.rewrites, *guilty.passes, *guilty.nodes))
         named = guilty.stage == bug.stage and bug.blame in said
         what = (guilty.rewrites or guilty.passes or guilty.nodes or ["?"])[0]
         verdict = f"{guilty.stage} {what.partition(': ')[2]}"
         return Found(bug, kind, small.begun, small.left, kept, seconds, verdict, named)
+
+
+def _is_kept(script: Path, failure: Failure) -> bool:
+    """Whether the script that was written shows the same failure."""
+    if not needs_isolation(failure):
+        again = read_script(script)
+        return class_of(again.case, again.how) == failure
+    try:
+        done = subprocess.run(
+            [sys.executable, script], capture_output=True, timeout=HANGS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return failure.kind == "hang"
+    return failure.kind == "crash" and done.returncode < 0  # by a signal
 
 
 def _minimised(bug: Bug, number: int, count: int, folder: Path) -> Minified:
@@ -123,7 +139,7 @@ def report(found: Sequence[Found]) -> str:
         f"{len(found)} bugs, put into passes, rules, lowering and code generation by fault hooks,"
         " each in a graph of 200 to 3,000 nodes that compute. What hangs or kills its process is"
         " judged in others, the rest in one. *left*: nodes of the minimised graph; *s*: all of it,"
-        " until the script is written, and read again; *guilty*: what bisection of the minimised"
+        " until the script is written; *class kept*: the script shows the same; *guilty*: what bisection of the minimised"
         f" graph says. Small means {FEW} nodes or fewer, of the same class, in less than"
         f" {SECONDS:.0f} s: **{small} of {len(found)}**; the guilty step is named in **{named} of"
         f" {len(found)}**. Median {statistics.median(took):.1f} s, the longest {max(took):.1f} s."
