@@ -38,6 +38,15 @@ INTO_MEMORY: Final = frozenset(  # libraries that write where they are told
     {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
 )
 
+IN_ROWS: Final = frozenset(  # kernels that read a row before they write it, as large, in its place
+    {
+        aten._softmax.default,
+        aten._log_softmax.default,
+        aten._softmax_backward_data.default,
+        aten._log_softmax_backward_data.default,
+    }
+)
+
 Run = tuple[fx.Node, bool]  # a node, and whether this is its first run of two
 
 
@@ -52,7 +61,7 @@ class Fact:
     bytes: int  # of memory of its own; 0: none
     brief: bool  # only kernels make and read it
     is_call: bool  # of a library
-    is_pointwise: bool  # a kernel that may write where it reads
+    stores_over: bool  # a kernel that may write where it reads
     by_torch: bool  # a library makes the memory
 
 
@@ -113,6 +122,7 @@ class Simulator:
     steady: int = field(init=False)  # bytes of the inputs
     outputs: int = field(init=False)  # and of the outputs
     own: frozenset[fx.Node] = field(init=False)  # what the forward computes in any case
+    tangents: frozenset[int] = field(init=False)  # which others may hold
 
     def __post_init__(self) -> None:
         for number, node in enumerate(self.joint.graph.nodes):
@@ -130,13 +140,15 @@ class Simulator:
                 self.sizes[node] = made
                 self.brief.update([node] if brief else [])
             called = not is_generated(node)
-            pointwise, by_torch = node.target in POINTWISE, called and not _is_told_where(node)
+            over = node.target in POINTWISE or node.target in IN_ROWS
+            by_torch = called and not _is_told_where(node)
             self.facts.append(
-                Fact(number, base, tuple(reads), size, made, brief, called, pointwise, by_torch)
+                Fact(number, base, tuple(reads), size, made, brief, called, over, by_torch)
             )
         joint = self.joint
         values = (*joint.values, *(new for _, new in joint.updates))
         self.inputs = frozenset(self._bases(joint.primals))
+        self.tangents = frozenset(self._bases(joint.tangents))
         made_values = self._bases(node for node in values if isinstance(node, fx.Node))
         self.returned = frozenset(made_values) - self.inputs
         self.steady = sum(bytes_of(node.meta.get("val")) for node in joint.primals)
@@ -229,11 +241,27 @@ class Simulator:
         facts = [self.facts[run - count if run >= count else run] for run in runs]
         calls = list(accumulate(int(fact.is_call) for fact in facts))
         calls.append(behind + 1)
+        inherited: dict[int, int] = {}  # by run: the place of what it is stored over
+
+        def span(fact: Fact, size: int, home: int, first: int, end: int) -> Span:
+            """What a value takes, until a kernel that is the last to read it stores over it."""
+            over = end
+            # What kernels make on the way to that is nowhere.
+            while over < behind and facts[over].stores_over and facts[over].bytes == size:
+                then = last.get(runs[over], over)
+                if not (facts[over].brief and calls[then] == calls[over]) or then == over:
+                    break
+                over = then
+            writes = over < behind and facts[over].stores_over and over not in inherited
+            if writes and facts[over].bytes == size and fact.number not in self.tangents:
+                inherited[over] = home
+                return Span(fact.number, home, size, first, over)
+            return Span(fact.number, home, size, first, end + 1)
+
         spans = [
-            Span(number, place, self.facts[number].value, 0, last.get(number, 0) + 1)
+            span(self.facts[number], self.facts[number].value, place, 0, last.get(number, 0))
             for number, place in (owned or {}).items()
         ]
-        inherited: dict[int, int] = {}  # by run: the place of what it is stored over
         for place, (run, fact) in enumerate(zip(runs, facts, strict=True)):
             end = last.get(run, place)
             if not fact.bytes or (fact.brief and calls[end] == calls[place]) or run in given:
@@ -241,20 +269,7 @@ class Simulator:
             home = inherited.get(place)
             if home is None:
                 home = _home(fact, end == behind)
-            # Kernels store over what they are the last to read; what they make on the way to that
-            # is nowhere.
-            over = end
-            while over < behind and facts[over].is_pointwise and facts[over].bytes == fact.bytes:
-                then = last.get(runs[over], over)
-                if not (facts[over].brief and calls[then] == calls[over]) or then == over:
-                    break
-                over = then
-            writes = over < behind and facts[over].is_pointwise and over not in inherited
-            if writes and facts[over].bytes == fact.bytes:
-                inherited[over] = home
-                spans.append(Span(fact.number, home, fact.bytes, place, over))
-            else:
-                spans.append(Span(fact.number, home, fact.bytes, place, end + 1))
+            spans.append(span(fact, fact.bytes, home, place, end))
         return spans
 
     def order(self, cut: Cut) -> list[Run]:
