@@ -140,8 +140,8 @@ def report(found: Sequence[Found]) -> str:
         " each in a graph of 200 to 3,000 nodes that compute. What hangs or kills its process is"
         " judged in others, the rest in one. *left*: nodes of the minimised graph; *s*: all of it,"
         " until the script is written; *class kept*: the script shows the same; *guilty*: what"
-        f" bisection of the minimised graph says. Small means {FEW} nodes or fewer, of the same class, in less than"
-        f" {SECONDS:.0f} s: **{small} of {len(found)}**; the guilty step is named in **{named} of"
+        f" bisection of the minimised graph says. Small means {FEW} nodes or fewer, of the same"
+        f" class, in less than {SECONDS:.0f} s: **{small} of {len(found)}**; the guilty step is named in **{named} of"
         f" {len(found)}**. Median {statistics.median(took):.1f} s, the longest {max(took):.1f} s."
         f" {conditions()}.\n\n{markdown_table(HEADINGS, [one.cells() for one in found])}\n"
     )
