@@ -142,7 +142,8 @@ def report(found: Sequence[Found]) -> str:
         " until the script is written; *class kept*: the script shows the same; *guilty*: what"
         f" bisection of the minimised graph says. Small means {FEW} nodes or fewer, of the same"
         f" class, in less than {SECONDS:.0f} s: **{small} of {len(found)}**; the guilty step is"
-        f" named in **{named} of {len(found)}**. Median {statistics.median(took):.1f} s, the longest {max(took):.1f} s."
+        f" named in **{named} of {len(found)}**. Median"
+        f" {statistics.median(took):.1f} s, the longest {max(took):.1f} s."
         f" {conditions()}.\n\n{markdown_table(HEADINGS, [one.cells() for one in found])}\n"
     )
 
