@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
 app = typer.Typer(
     help="Stator, a compiler backend for PyTorch.", no_args_is_help=True, add_completion=False
 )
+
+RUNS_A_SCRIPT: Final = {  # settings of commands that do
+    "allow_extra_args": True,
+    "ignore_unknown_options": True,
+    "allow_interspersed_args": False,  # what follows the script is the script's
+}
 
 
 @app.command()
@@ -82,13 +88,7 @@ def bisect(
     typer.echo(f"found in {guilty.runs} runs: {guilty}")
 
 
-@app.command(
-    context_settings={
-        "allow_extra_args": True,
-        "ignore_unknown_options": True,
-        "allow_interspersed_args": False,  # what follows the script is the script's
-    }
-)
+@app.command(context_settings=RUNS_A_SCRIPT)
 def minify(
     ctx: typer.Context,
     script: Annotated[str | None, typer.Argument(help="What to run; not with --resume.")] = None,
@@ -127,13 +127,7 @@ def minify(
     typer.echo(f"written: {found.script}")
 
 
-@app.command(
-    context_settings={
-        "allow_extra_args": True,
-        "ignore_unknown_options": True,
-        "allow_interspersed_args": False,  # what follows the script is the script's
-    }
-)
+@app.command(context_settings=RUNS_A_SCRIPT)
 def memory(
     ctx: typer.Context,
     script: str,
@@ -164,13 +158,7 @@ def memory(
         raise typer.Exit(1)
 
 
-@app.command(
-    context_settings={
-        "allow_extra_args": True,
-        "ignore_unknown_options": True,
-        "allow_interspersed_args": False,  # what follows the script is the script's
-    }
-)
+@app.command(context_settings=RUNS_A_SCRIPT)
 def explain(
     ctx: typer.Context,
     script: str,

@@ -95,7 +95,7 @@ def fresh_folder(parent: Path, name: str = "graph") -> Path:
 
 def module_text(fx_g: fx.GraphModule) -> str:
     """Python that defines a module `Graph` with the graph's code, and `load`."""
-    code = _untyped(fx_g.graph).python_code("self")
+    code = untyped(fx_g.graph).python_code("self")
     body = code.src.strip("\n").removeprefix("def forward(")
     lines = ["from pathlib import Path", "", "import torch", *imports(_used(code))]
     lines += ["", "from stator.debug.saved import recorded", ""]
@@ -104,7 +104,7 @@ def module_text(fx_g: fx.GraphModule) -> str:
     return text + "\n" + "\n".join(f"    {line}".rstrip() for line in method) + "\n" + _LOAD
 
 
-def _untyped(graph: fx.Graph) -> fx.Graph:
+def untyped(graph: fx.Graph) -> fx.Graph:
     """A copy without annotations: some are words that mean something to their author alone."""
     copied = fx.Graph()
     copied.output(copied.graph_copy(graph, {}))

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from torch import fx
 
 from stator.debug.minify.case import Case, as_module, case_of
 from stator.debug.minify.failure import Failure
 from stator.debug.minify.judge import How, judge
 from stator.debug.minify.record import copy_of
-from stator.debug.saved import imports, recorded
+from stator.debug.saved import imports, recorded, untyped
 
 TENSORS: Final = "tensors.pt"
 
@@ -102,7 +101,7 @@ def script_text(
     case: Case, failure: Failure, how: How, inputs: Sequence[str], stored: Collection[str]
 ) -> str:
     """The text of a script."""
-    code = _untyped(case.graph).python_code("self")
+    code = untyped(case.graph).python_code("self")
     words = set(re.findall(r"\b[A-Za-z_]\w*\b", code.src))
     used = {name: value for name, value in code.globals.items() if name in words}
     # Without the `; x = None` by which generated code frees memory.
@@ -129,15 +128,6 @@ def script_text(
 
 def _plain(text: str) -> str:
     return text.replace("\\", "/").replace('"', "'").partition("\n")[0]
-
-
-def _untyped(graph: fx.Graph) -> fx.Graph:
-    """A copy without annotations, some of which mean something to their author alone."""
-    copied = fx.Graph()
-    copied.output(copied.graph_copy(graph, {}))
-    for node in copied.nodes:
-        node.type = None
-    return copied
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ def settle_dropout(graph: fx.Graph, ctx: Ctx) -> int:
     """
     settled = 0
     for node in graph.find_nodes(op="call_function", target=F.dropout):
-        x, p, training, inplace = _arguments(*node.args, **node.kwargs)
+        x, p, training, inplace = dropout_arguments(*node.args, **node.kwargs)
         if inplace or not isinstance(p, int | float) or not isinstance(training, bool):
             continue
         if (training and 0 < p < 1) or not ctx.fuel.spend(node.name):
@@ -40,7 +40,8 @@ def settle_dropout(graph: fx.Graph, ctx: Ctx) -> int:
     return settled
 
 
-def _arguments(
+def dropout_arguments(
     input: Any, p: Any = 0.5, training: Any = True, inplace: Any = False
 ) -> tuple[Any, Any, Any, Any]:
+    """The arguments of a call of dropout, however they are given."""
     return input, p, training, inplace

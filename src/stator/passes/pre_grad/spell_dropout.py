@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import fx
 
 from stator.graph.run import Ctx
+from stator.passes.pre_grad.settle_dropout import dropout_arguments
 
 
 def spell_dropout(graph: fx.Graph, ctx: Ctx) -> int:
@@ -23,7 +22,7 @@ def spell_dropout(graph: fx.Graph, ctx: Ctx) -> int:
         return 0
     spelled = 0
     for node in graph.find_nodes(op="call_function", target=F.dropout):
-        x, p, training, inplace = _arguments(*node.args, **node.kwargs)
+        x, p, training, inplace = dropout_arguments(*node.args, **node.kwargs)
         if not isinstance(p, int | float) or training is not True or not 0 < p < 1:
             continue
         if not ctx.fuel.spend(f"spell_dropout: {node.name}"):
@@ -40,9 +39,3 @@ def spell_dropout(graph: fx.Graph, ctx: Ctx) -> int:
         graph.erase_node(node)
         spelled += 1
     return spelled
-
-
-def _arguments(
-    input: Any, p: Any = 0.5, training: Any = True, inplace: Any = False
-) -> tuple[Any, Any, Any, Any]:
-    return input, p, training, inplace
