@@ -10,6 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from stator.core.dtypes import DType
+from stator.loops.build import const
+from stator.loops.index import Index
+from stator.loops.values import Result, Value
+from stator.lower.lower import Lowering
+from stator.ops import make
 from tests.ops.fused import FLOATS, TYPES, check_fused, sample
 
 MADE: dict[str, Callable[[Tensor], Any]] = {
@@ -107,3 +113,24 @@ def test_dynamic_sizes() -> None:
         )
 
     check_fused(run, sample(5, 6), dynamic=True)
+
+
+PINNED: dict[str, Callable[..., Any]] = {
+    **{name: getattr(make, name) for name in ("zeros", "ones", "empty", "eye", "to_copy")},
+    "full": lambda t, result, **options: make.full(t, result, [3], 1, **options),
+    "full_like": lambda t, result, **options: make.full_like(t, result, None, 1, **options),
+    "new_full": lambda t, result, **options: make.new_full(t, result, None, [3], 1, **options),
+    "scalar_tensor": lambda t, result, **options: make.scalar_tensor(t, result, 1, **options),
+    "arange": lambda t, result, **options: make.arange_to(t, result, 3, **options),
+    "linspace": lambda t, result, **options: make.linspace(t, result, 0, 1, 3, **options),
+}
+
+
+@pytest.mark.parametrize("name", PINNED)
+def test_pinned_memory_is_torchs_to_make(name: str) -> None:
+    builder = Lowering(torch.fx.GraphModule({}, torch.fx.Graph()))
+    result = Result((Index.of(3), Index.of(3)), DType.F32)
+    x = [Value(result.size, DType.F32, lambda _: const(1.0, DType.F32))] * (name == "to_copy")
+
+    assert PINNED[name](builder, result, *x, pin_memory=True) is None
+    assert PINNED[name](builder, result, *x, pin_memory=False, device="cuda") is not None

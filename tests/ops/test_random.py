@@ -16,6 +16,7 @@ from torch import Tensor
 from stator import pipeline
 from stator.errors import StatorWarning
 from stator.ops import draws
+from stator.torch_api import FakeTensorMode
 from tests.ops.fused import FLOATS, torch_calls
 from tests.parity import compiled
 
@@ -171,6 +172,31 @@ def test_the_upper_bits_of_a_product_are_exact() -> None:
         found = draws.integers(seed, 0, (low, high), (500,), torch.int64)
 
         assert found.tolist() == [low + number for number in whole]
+
+
+# --- devices ---
+
+
+def test_numbers_are_made_where_the_seed_lies_and_nobody_waits_for_it() -> None:
+    with FakeTensorMode():  # of which no number can be asked
+        seed = draws.draw_seed(torch.device("cuda", 0))
+        made = [
+            draws.uniform(seed, 0, (0.0, 2.0), (3, 4), torch.bfloat16),
+            draws.normal(seed, 0, (3, 4), torch.float64),
+            draws.coins(seed, 0, 0.5, (3, 4), torch.bool),
+            draws.integers(seed, 0, (3, 1 << 40), (3, 4), torch.int64),
+        ]
+
+    assert {value.device for value in (seed, *made)} == {torch.device("cuda", 0)}
+
+
+def test_the_seed_of_the_cpu_is_drawn_there_whatever_the_default() -> None:
+    expected = seed_after(5)
+    torch.manual_seed(5)
+    with torch.device("meta"):
+        found = draws.draw_seed()
+
+    assert torch.equal(found, expected)
 
 
 # --- ranges ---

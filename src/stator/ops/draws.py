@@ -1,9 +1,10 @@
 """Random numbers as graphs hold them: pure functions of a seed and a stream.
 
-`draw_seed` alone touches torch's generator, once a call of a graph.  The stream is the number of
-the random node in its graph: Threefry makes a key of seed and stream, and then the bits of each
-element from that key and the element's number in row-major order.  So the bits depend neither on
-the layout nor on the threads, and a graph that goes on to draw more keeps what it drew before.
+`draw_seed` alone touches torch's generator, once a call of a graph and device.  The stream is the
+number of the random node in its graph: Threefry makes a key of seed and stream, and then the bits
+of each element from that key and the element's number in row-major order.  So the bits depend
+neither on the layout nor on the threads, and a graph that goes on to draw more keeps what it drew
+before.
 
 The rules in `random.py` make loops of these functions.  Called, they compute the same with torch,
 slowly: for where a graph runs without kernels.
@@ -30,9 +31,15 @@ DIGITS: Final = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.
 Order: TypeAlias = Sequence[int] | None  # dimensions as they lie in memory; None: row-major
 
 
-def draw_seed() -> Tensor:
-    """64 bits of torch's generator, as two words."""
-    return torch.randint(-(1 << 31), 1 << 31, (2,), dtype=torch.int32)
+def draw_seed(device: torch.device | None = None) -> Tensor:
+    """64 bits of torch's generator for a device (None: the CPU), as two words that lie there.
+
+    Nobody waits for a GPU: kernels read the words from its memory.
+    """
+    return torch.randint(-(1 << 31), 1 << 31, (2,), dtype=torch.int32, device=device or _CPU)
+
+
+_CPU: Final = torch.device("cpu")  # whatever torch.set_default_device says
 
 
 def uniform(
@@ -129,8 +136,9 @@ def largest_below(high: float, low: float, digits: int) -> float:
 
 def _words(seed: Tensor, stream: int, size: Sequence[int], block: int = 0) -> tuple[Tensor, Tensor]:
     """Two words for each element, in 64-bit integers."""
-    key = threefry((seed[0].item() & WORD, seed[1].item() & WORD), (stream, 0))
-    number = torch.arange(math.prod(size)).reshape(tuple(size))
+    below, above = (seed.long() & WORD).unbind()
+    key = threefry((below, above), (stream, 0))
+    number = torch.arange(math.prod(size), device=seed.device).reshape(tuple(size))
     first, second = threefry(key, (number & WORD, number >> 32 ^ block))
     return first, second
 

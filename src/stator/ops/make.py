@@ -1,4 +1,8 @@
-"""Tensors from nothing, and copies: full, arange, eye, conversions."""
+"""Tensors from nothing, and copies: full, arange, eye, conversions.
+
+Where a result lies, its fake tensor says: lowering asks no rule for one that its kernels do not
+reach.  Memory that is pinned is torch's to make.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ EXACT: Final = 1 << 53  # integers below are exact as floats
 @lowers(aten._to_copy.default, exact=Exact.EVERYWHERE)
 def to_copy(t: Builder, result: Result, x: Value, **options: Any) -> Value | None:
     """x in another type.  A conversion that was asked for rounds, even where nobody stores it."""
-    if options.get("device") is not None and torch.device(options["device"]).type != "cpu":
+    if options.get("pin_memory"):
         return None
     kind = result.dtype.computed_in
     value = Value(result.size, result.dtype, lambda p: cast(x.load(p), kind))
@@ -48,13 +52,15 @@ def copy(t: Builder, result: Result, x: Value, source: Value, non_blocking: bool
 def full(t: Builder, result: Result, size: Any, value: Any, **options: Any) -> Value | None:
     """One number everywhere."""
     number = scalar(value, result.dtype.computed_in)
-    return None if number is None else Value(result.size, result.dtype, lambda _: number)
+    if number is None or options.get("pin_memory"):
+        return None
+    return Value(result.size, result.dtype, lambda _: number)
 
 
 @lowers(aten.full_like.default, aten.fill.Scalar, exact=Exact.EVERYWHERE)
 def full_like(t: Builder, result: Result, x: Any, value: Any, **options: Any) -> Value | None:
     """One number everywhere, in the size of x."""
-    return full(t, result, None, value)
+    return full(t, result, None, value, **options)
 
 
 @lowers(aten.new_full.default, exact=Exact.EVERYWHERE)
@@ -62,7 +68,7 @@ def new_full(
     t: Builder, result: Result, x: Any, size: Any, value: Any, **options: Any
 ) -> Value | None:
     """One number everywhere, in the type of x."""
-    return full(t, result, None, value)
+    return full(t, result, None, value, **options)
 
 
 @lowers(aten.fill.Tensor, exact=Exact.EVERYWHERE)
@@ -74,7 +80,7 @@ def fill(t: Builder, result: Result, x: Value, value: Value) -> Value:
 @lowers(aten.zeros_like.default, aten.zeros.default, aten.new_zeros.default, exact=Exact.EVERYWHERE)
 def zeros(t: Builder, result: Result, *args: Any, **options: Any) -> Value | None:
     """0 everywhere."""
-    return full(t, result, None, 0)
+    return full(t, result, None, 0, **options)
 
 
 @lowers(
@@ -87,24 +93,26 @@ def zeros(t: Builder, result: Result, *args: Any, **options: Any) -> Value | Non
 )
 def empty(t: Builder, result: Result, *args: Any, **options: Any) -> Value | None:
     """Anything everywhere; zeros cost nothing unless somebody reads them."""
-    return full(t, result, None, 0)
+    return full(t, result, None, 0, **options)
 
 
 @lowers(aten.ones_like.default, aten.ones.default, aten.new_ones.default, exact=Exact.EVERYWHERE)
 def ones(t: Builder, result: Result, *args: Any, **options: Any) -> Value | None:
     """1 everywhere."""
-    return full(t, result, None, 1)
+    return full(t, result, None, 1, **options)
 
 
 @lowers(aten.scalar_tensor.default, exact=Exact.EVERYWHERE)
 def scalar_tensor(t: Builder, result: Result, value: Any, **options: Any) -> Value | None:
     """A number as a tensor."""
-    return full(t, result, None, value)
+    return full(t, result, None, value, **options)
 
 
 @lowers(aten.eye.default, aten.eye.m, exact=Exact.EVERYWHERE)
-def eye(t: Builder, result: Result, *sizes: Any, **options: Any) -> Value:
+def eye(t: Builder, result: Result, *sizes: Any, **options: Any) -> Value | None:
     """1 where i == j, else 0"""
+    if options.get("pin_memory"):
+        return None
     kind = result.dtype.computed_in
     one, zero = const(1, kind), const(0, kind)
     return Value(result.size, result.dtype, lambda p: within(p[1] - p[0], Index.of(1), one, zero))
@@ -121,6 +129,8 @@ def arange(
     t: Builder, result: Result, start: Any, end: Any, step: Any = 1, **options: Any
 ) -> Value | None:
     """start + step * i"""
+    if options.get("pin_memory"):
+        return None
     kind = result.dtype.computed_in
     first, each = as_index(_whole(start)), as_index(_whole(step))
     if first is not None and each is not None:
@@ -139,13 +149,13 @@ def arange(
 @lowers(aten.arange.default, exact=Exact.INTEGERS)
 def arange_to(t: Builder, result: Result, end: Any, **options: Any) -> Value | None:
     """i"""
-    return arange(t, result, 0, end)
+    return arange(t, result, 0, end, **options)
 
 
 @lowers(aten.arange.start, exact=Exact.INTEGERS)
 def arange_from(t: Builder, result: Result, start: Any, end: Any, **options: Any) -> Value | None:
     """start + i"""
-    return arange(t, result, start, end)
+    return arange(t, result, start, end, **options)
 
 
 @lowers(aten.linspace.default)
@@ -154,7 +164,7 @@ def linspace(
 ) -> Value | None:
     """start + i * step in the first half, end - (steps - 1 - i) * step in the second"""
     kind = result.dtype.computed_in
-    plain = all(isinstance(n, int | float) for n in (start, end))
+    plain = all(isinstance(n, int | float) for n in (start, end)) and not options.get("pin_memory")
     if not (plain and kind.is_float and isinstance(steps, int)):
         return None
     step = (float(end) - float(start)) / max(steps - 1, 1)

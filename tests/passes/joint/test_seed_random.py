@@ -17,7 +17,8 @@ from stator.graph.verify import verify
 from stator.ops import draws
 from stator.options import Options
 from stator.passes.joint.seed_random import DRAWS, seed_random
-from stator.torch_api import is_random_op
+from stator.torch_api import FakeTensorMode, is_random_op
+from tests.passes import on_cuda
 
 aten = torch.ops.aten
 
@@ -289,3 +290,39 @@ def test_the_same_seed_gives_the_same_numbers_without_kernels_too() -> None:
     assert torch.equal(first[0], again[0])
     assert torch.equal(first[1], again[1])
     assert not torch.equal(first[0], later[0])
+
+
+# --- on a GPU ---
+
+
+def test_on_a_gpu_the_seed_is_drawn_and_lies_there() -> None:
+    (x,) = on_cuda.fakes((2, 3))
+    module = on_cuda.graph_of(lambda x: aten.native_dropout(x, 0.5, True)[0], x)
+
+    assert seeded(module) == 1
+    (seed,) = module.graph.find_nodes(op="call_function", target=draws.draw_seed)
+    assert seed.args == (on_cuda.CUDA,)
+    assert seed.meta["val"].device == on_cuda.CUDA
+    (drawn,) = module.graph.find_nodes(op="call_function", target=draws.coins)
+    assert drawn.args[0] is seed
+    assert drawn.meta["val"].device == on_cuda.CUDA
+
+
+def test_each_device_has_a_seed_of_its_own() -> None:
+    with FakeTensorMode():
+        here, there = torch.empty(3), torch.empty(3, device=on_cuda.CUDA)
+
+    def program(x: Tensor, y: Tensor) -> Any:
+        return aten.rand_like(x), aten.rand_like(y), aten.randn_like(x), aten.randn_like(y)
+
+    module = on_cuda.graph_of(program, here, there)
+
+    assert seeded(module) == 4
+    seeds = module.graph.find_nodes(op="call_function", target=draws.draw_seed)
+    assert [seed.args for seed in seeds] == [(), (on_cuda.CUDA,)]
+    made = [node for node in module.graph.nodes if node.target in (draws.uniform, draws.normal)]
+    assert [node.args[:2] for node in made] == [
+        *((seeds[0], 0), (seeds[1], 1), (seeds[0], 2), (seeds[1], 3)),
+    ]
+    for node in made:
+        assert node.meta["val"].device == node.args[0].meta["val"].device

@@ -1,4 +1,4 @@
-"""Random operators as pure functions of one seed, which kernels compute."""
+"""Random operators as pure functions of one seed a device, which kernels compute."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ aten = torch.ops.aten
 # What stands for a random node: one node, or one for each of its results.  None: torch draws it.
 Drawn: TypeAlias = fx.Node | tuple[fx.Node, ...] | None
 
+DEVICES: Final = ("cpu", "cuda")  # those that there are kernels for
+
 
 def seed_random(graph: fx.Graph, ctx: Ctx) -> int:
     """Let random operators draw from a seed of the graph's own; return how many do.
@@ -28,22 +30,22 @@ def seed_random(graph: fx.Graph, ctx: Ctx) -> int:
     after:  seed = draw_seed()
             y = uniform(seed, 0, (0.0, 1.0), [2, 3], float32)
 
-    The seed is drawn where the first of them stood.  It is one, however many there are: a program
-    that runs again and draws more behind (see aot/higher.py) draws the same up to there.  For that,
-    too, whether an operator is replaced follows from its kind and types, never from its sizes.
+    The seed is drawn where the first of them stood, from the generator of the device that they draw
+    on.  It is one, however many there are: a program that runs again and draws more behind (see
+    aot/higher.py) draws the same up to there.  For that, too, whether an operator is replaced
+    follows from its kind and types, never from its sizes.
     """
     if ctx.options.draws_as_eager:
         return 0
-    seed: fx.Node | None = None
+    seeds: dict[torch.device, fx.Node] = {}
     count = 0
     for node in list(graph.nodes):
         if not _is_ours(node) or not ctx.fuel.spend(node.name):
             continue
-        site = _Site(graph, node, seed, count)
+        site = _Site(graph, node, seeds, count)
         with graph.inserting_before(node):
             drawn = DRAWS[node.target](site, *node.args, **node.kwargs) if site.measure() else None
         if drawn is not None:
-            seed = site.seed
             count += 1
             _replace(node, drawn)
     if count:
@@ -52,7 +54,7 @@ def seed_random(graph: fx.Graph, ctx: Ctx) -> int:
 
 
 def _is_ours(node: fx.Node) -> bool:
-    """Whether the node draws from torch's own generator for a CPU tensor of a type we have."""
+    """Whether the node draws from torch's own generator for a tensor of a kind we have."""
     if node.op != "call_function" or node.target not in DRAWS:
         return False
     if node.kwargs.get("generator") is not None or node.kwargs.get("pin_memory"):
@@ -62,7 +64,7 @@ def _is_ours(node: fx.Node) -> bool:
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return False
     known = all(not isinstance(n, torch.SymInt) or size_hint(n) is not None for n in value.size())
-    return value.device.type == "cpu" and known
+    return value.device.type in DEVICES and known
 
 
 def _replace(node: fx.Node, drawn: fx.Node | tuple[fx.Node, ...]) -> None:
@@ -85,7 +87,7 @@ class _Site:
 
     graph: fx.Graph
     node: fx.Node
-    seed: fx.Node | None
+    seeds: dict[torch.device, fx.Node]  # those that are drawn so far
     stream: int
     size: list[Any] = field(default_factory=list)
 
@@ -102,15 +104,21 @@ class _Site:
 
     def draw(self, function: Any, *given: Any, dtype: torch.dtype | None = None) -> fx.Node:
         """A call of a function of draws.py."""
-        if self.seed is None:
-            self.seed = self.call(draws.draw_seed)
-            self.seed.meta["effect"] = True
-            self.seed.meta["val"] = self.value.new_empty((2,), dtype=torch.int32)
         dtype = self.value.dtype if dtype is None else dtype
-        args = (self.seed, self.stream, *given, self.size, dtype, _order(self.value))
+        args = (self._seed(), self.stream, *given, self.size, dtype, _order(self.value))
         made = self.call(function, *args)
         made.meta["val"] = torch.empty_like(self.value, dtype=dtype)
         return made
+
+    def _seed(self) -> fx.Node:
+        """The seed of the device, drawn here if this is the first who asks for it."""
+        device = self.value.device
+        if device not in self.seeds:
+            seed = self.call(draws.draw_seed, *(() if device.type == "cpu" else (device,)))
+            seed.meta["effect"] = True
+            seed.meta["val"] = self.value.new_empty((2,), dtype=torch.int32)
+            self.seeds[device] = seed
+        return self.seeds[device]
 
     def call(self, target: Any, *args: Any) -> fx.Node:
         """A call, said to come from the line of the node."""
