@@ -18,6 +18,7 @@ from stator.aot.metadata import Facts, InputFact, Kept, Mutation, Program
 from stator.aot.subclasses import tensor_parts
 from stator.aot.wrappers import Call, Writer, training_call
 from stator.core.torch_types import Boxed, Flat
+from stator.graph.generators import preserved, restore, states
 from stator.torch_api import (
     BELOW_AUTOGRAD,
     autocast_state,
@@ -87,10 +88,10 @@ def _write_forward(facts: Facts, graph: Boxed) -> Any:
     program = facts.program
     writer = Writer(program)
     source = writer.source
-    source.names |= {"get_rng_state": torch.get_rng_state, "version_of": version_of}
+    source.names |= {"random_states": states, "version_of": version_of}
     writer.open("forward", ["ctx", "clones", *(f"x{i}" for i in range(len(program.inputs)))])
     if program.draws_random:
-        source.add("ctx.random_state = get_rng_state()")
+        source.add(f"ctx.random_states = random_states({source.literal(program.draws_on)})")
     extras = sum(saved.kept is Kept.EXTRA for saved in facts.saved)
     values = writer.plain_values()
     writer.run_graph(graph, values + [f"e{i}" for i in range(extras)])
@@ -214,8 +215,9 @@ class _Backward:
         if not self.facts.program.draws_random:
             grads = self.higher[missing](*arguments)
         else:
-            with torch.random.fork_rng(devices=[]):
-                torch.set_rng_state(ctx.random_state)
+            gpus = self.facts.program.draws_on
+            with preserved(gpus):
+                restore(gpus, ctx.random_states)
                 grads = self.higher[missing](*arguments)
         if not keeps_graph():
             ctx.primals = ctx.versions = None

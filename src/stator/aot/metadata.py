@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
+import torch
+
 from stator.aot.subclasses import PLAIN, Layout
 from stator.aot.views import View
 
@@ -91,6 +93,7 @@ class Program:
     grads: tuple[Layout | None, ...]  # one for each input; None: no gradient flows there
     grad_mode_after: bool | None  # grad mode that the program leaves behind, if it changes it
     draws_random: bool  # whether the graph consumes random numbers
+    draws_on: tuple[torch.device, ...] = ()  # GPUs whose generators it moves
 
     @property
     def is_training(self) -> bool:

@@ -32,6 +32,8 @@ from stator.aot.subclasses import Layout, Plain, Wrapped, layout_of, put_togethe
 from stator.aot.tokens import strip_tokens
 from stator.aot.views import View, geometry_between, steps_between
 from stator.core.torch_types import Flat
+from stator.graph.edit import draws_numbers
+from stator.graph.generators import gpus_of
 from stator.graph.verify import note_line
 from stator.torch_api import (
     CountListWrites,
@@ -46,7 +48,6 @@ from stator.torch_api import (
     get_proxy_mode,
     is_dense,
     is_missing_derivative,
-    is_random_op,
     make_fx,
     python_dispatcher,
     remember_numbers,
@@ -366,6 +367,7 @@ class _Tracer:
             if fact.requires_grad and index in self.seen.without_history:
                 fact = replace(fact, view=replace(fact.view, no_grad=True))
             outputs[index] = fact
+        drawing = [node for node in graph.nodes if draws_numbers(node)]
         return Program(
             inputs,
             tuple(outputs),
@@ -373,7 +375,8 @@ class _Tracer:
             tuple(self.tangent_plans),
             tuple(self.grad_layouts),
             self.grad_mode_after,
-            any(is_random_op(node.target) for node in graph.nodes),
+            bool(drawing),
+            gpus_of(drawing),
         )
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from stator.errors import VerifyError
+from stator.graph.generators import gpus_of, preserved, states
 from stator.graph.verify import user_line
 from stator.torch_api import pytree, size_hint
 
@@ -39,10 +40,11 @@ class Before:
     def of(graph: fx.Graph, examples: Sequence[Any]) -> Before | None:
         """Run the graph; None if its values cannot be compared: it draws random numbers."""
         inputs = example_inputs(graph, examples)
-        with torch.random.fork_rng(devices=[]):
-            drawn = torch.get_rng_state()
+        gpus = gpus_of(graph.nodes)
+        with preserved(gpus):
+            drawn = states(gpus)
             values = _run(graph, inputs)
-            is_random = not torch.equal(drawn, torch.get_rng_state())
+            is_random = not all(map(torch.equal, drawn, states(gpus)))
         return None if is_random else Before(inputs, values)
 
     def compare(self, graph: fx.Graph, after: str) -> None:

@@ -8,7 +8,7 @@ from typing import Final
 import torch
 from torch import fx
 
-from stator.torch_api import returns_of
+from stator.torch_api import is_random_op, returns_of
 
 aten = torch.ops.aten
 
@@ -42,6 +42,19 @@ def is_effect(node: fx.Node) -> bool:
     return bool(
         without_result or node.meta.get("effect") or node.target in ASSERTIONS or node.is_impure()
     )
+
+
+def draws_numbers(node: fx.Node) -> bool:
+    """Whether the node draws random numbers; an attention without dropout is told not to."""
+    return is_random_op(node.target) and not _drops_nothing(node)
+
+
+def _drops_nothing(node: fx.Node) -> bool:
+    for argument, given in zip(node.target._schema.arguments, node.args, strict=False):
+        if argument.name == "dropout_p":
+            return bool(given == 0)
+    probability = node.kwargs.get("dropout_p", 0)
+    return bool(probability == 0) and "scaled_dot_product" in str(node.target)
 
 
 def spread_lines(graph: fx.Graph) -> None:

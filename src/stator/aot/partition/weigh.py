@@ -21,7 +21,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from stator.aot.partition.classify import Classes, leaves_region
 from stator.aot.partition.joint import Joint
-from stator.graph.edit import is_effect
+from stator.graph.edit import draws_numbers, is_effect
 from stator.ops import draws
 from stator.ops.table import POINTWISE, RULES, VIEW_RULES
 from stator.torch_api import OpOverload, is_mutable_op, is_random_op, is_view_op, size_hint
@@ -220,20 +220,11 @@ def may_run_again(node: fx.Node, *, any_operator: bool = False) -> bool:
         return isinstance(source, fx.Node) and may_run_again(source, any_operator=any_operator)
     if node.op != "call_function" or is_mutable_op(node.target):
         return False
-    if is_effect(node) and not (is_random_op(node.target) and _drops_nothing(node)):
+    if is_effect(node) and (draws_numbers(node) or not is_random_op(node.target)):
         return False
     if isinstance(node.target, OpOverload):
         return any_operator or node.target.namespace in ("aten", "prims", "prim")
     return any_operator or node.target in _DRAWN or _is_arithmetic(node)
-
-
-def _drops_nothing(node: fx.Node) -> bool:
-    """Whether a random operator is told to draw nothing: attention without dropout."""
-    for argument, given in zip(node.target._schema.arguments, node.args, strict=False):
-        if argument.name == "dropout_p":
-            return bool(given == 0)
-    probability = node.kwargs.get("dropout_p", 0)
-    return bool(probability == 0) and "scaled_dot_product" in str(node.target)
 
 
 def _is_arithmetic(node: fx.Node) -> bool:
