@@ -14,12 +14,15 @@ from stator.aot.partition.classify import Classes, classify
 from stator.aot.partition.cut import network_of
 from stator.aot.partition.joint import Joint
 from stator.aot.partition.network import Cut
+from stator.aot.partition.profile import _device_of
 from stator.aot.partition.report import Choices
 from stator.aot.partition.simulate import Simulator
 from stator.aot.partition.split import Split, split
 from stator.aot.partition.weigh import Scales, bytes_of
 from stator.errors import MemoryLimitError
+from stator.torch_api import make_fx
 from tests.aot.partition.programs import leaf, run_halves, targets, traced
+from tests.passes.on_cuda import CUDA, fakes, graph_of
 
 DEPTH = 6
 BUDGETS = [part / 19 for part in range(20)]
@@ -186,6 +189,19 @@ def test_aggressive_recomputation_keeps_no_more_than_usual() -> None:
     usual = kept_bytes(joint, choose(joint, classes, Wish()))
 
     assert kept_bytes(joint, choose(joint, classes, Wish(aggressive=True))) <= usual
+
+
+def test_a_call_is_measured_where_its_tensors_are() -> None:
+    x, y = fakes((2, 3), (3, 4))
+    on_gpu = graph_of(torch.mm, x, y)
+    on_cpu = make_fx(torch.mm, tracing_mode="fake")(torch.ones(2, 3), torch.ones(3, 4))
+
+    def device(module: fx.GraphModule) -> torch.device:
+        (node,) = module.graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default)
+        return _device_of(node)
+
+    assert device(on_gpu) == CUDA
+    assert device(on_cpu) == torch.device("cpu")
 
 
 def test_costs_can_be_measured() -> None:
