@@ -54,9 +54,11 @@ def update_weights(compiled: Any, state_dict: Mapping[str, Tensor]) -> None:
     try:
         for key, (weight, value) in fresh.items():
             if key in before:
-                laid = torch.empty_strided(weight.size(), weight.stride(), dtype=weight.dtype)
-                weight.data = laid.copy_(value.detach())
-        values = {key: weight if key in before else value for key, (weight, value) in fresh.items()}
+                weight.data = _laid_as(weight).copy_(value.detach())
+        values = {
+            key: weight if key in before else value.to(weight.device)
+            for key, (weight, value) in fresh.items()
+        }
         for one in affected:
             one.follow_given(values)
     except BaseException:
@@ -68,6 +70,12 @@ def update_weights(compiled: Any, state_dict: Mapping[str, Tensor]) -> None:
     finally:
         for one in affected:
             one.is_updating = False
+
+
+def _laid_as(weight: Tensor) -> Tensor:
+    """Memory for another weight in the place of this one."""
+    shape = weight.size(), weight.stride()
+    return torch.empty_strided(*shape, dtype=weight.dtype, device=weight.device)
 
 
 def _pairs(

@@ -495,7 +495,7 @@ def is_weight(value: Any) -> bool:
     """Whether Dynamo found a tensor on a module, and a write to it would be counted."""
     held = isinstance(value, torch.nn.Parameter) or hasattr(value, "_dynamo_static_input_type")
     plain = type(value) in (torch.Tensor, torch.nn.Parameter) and not value.is_inference()
-    return held and plain and value.layout is torch.strided and value.device.type == "cpu"
+    return held and plain and value.layout is torch.strided and value.device.type in ("cpu", "cuda")
 
 
 # --- the C++ side ---

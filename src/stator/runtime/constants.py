@@ -1,8 +1,9 @@
 """Programs that read constants made of weights: made at the first call, and when weights change.
 
 A weight has changed when it lies elsewhere, when its version counter moved, or when a few words of
-it differ: a write through `weight.data` moves no counter.  A frozen program keeps what it has, and
-says once that the weights went on without it.
+it differ: a write through `weight.data` moves no counter.  Words on a GPU are not looked at, which
+would make every call wait for it.  A frozen program keeps what it has, and says once that the
+weights went on without it.
 
 What was made is shared by all programs that would make the same of the same weights.  It is never
 written to: new constants take the place of the old ones at once, and a call that is under way goes
@@ -60,13 +61,14 @@ class State:
     """Weights as they were when something was made of them; they are not kept alive."""
 
     stamps: tuple[tuple[int, int], ...]
-    pieces: Any  # addresses and lengths for the sampler
+    pieces: Any  # addresses and lengths for the sampler, of those in the CPU's memory
     sample: int
 
     @staticmethod
     def of(weights: Sequence[Tensor]) -> State:
         """As they are now."""
-        places = [number for weight in weights for number in (weight.data_ptr(), _words(weight))]
+        near = [weight for weight in weights if weight.device.type == "cpu"]
+        places = [number for weight in near for number in (weight.data_ptr(), _words(weight))]
         pieces = (ctypes.c_int64 * len(places))(*places)
         return State(tuple(map(_stamp, weights)), pieces, _sampled(pieces))
 
@@ -89,6 +91,8 @@ def _stamp(weight: Tensor) -> tuple[int, int]:
 
 
 def _sampled(pieces: Any) -> int:
+    if not len(pieces):
+        return 0
     if not _sampler and (found := sampler()) is not None:
         _sampler.append(found)
     return int(_sampler[0](pieces, len(pieces) // 2)) if _sampler else 0

@@ -55,5 +55,5 @@ def discard(weight: Tensor) -> None:
     if is_discarded(weight):
         return
     is_parameter = isinstance(weight, nn.Parameter)
-    weight.data = torch.empty((), dtype=weight.dtype).expand(weight.size())
+    weight.data = torch.empty((), dtype=weight.dtype, device=weight.device).expand(weight.size())
     weight.__class__ = DiscardedParameter if is_parameter else DiscardedBuffer
