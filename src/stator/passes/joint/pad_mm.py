@@ -1,9 +1,10 @@
-"""Products of little depth whose rows begin at odd addresses get wider rows.
+"""Products whose rows begin at odd addresses get wider rows: on a CPU those of little depth.
 
 A CPU's library packs its operands but writes the result row by row; where few multiplications stand
 behind each element, rows that straddle cache lines cost up to a third.  Wider rows are cut off
 again by whoever reads the result, which costs nothing if that is a kernel of ours.
-`benchmarks/pad_mm.py` measures the model (RESULTS.md has the verdicts for 40 shapes).
+`benchmarks/pad_mm.py` measures the model (RESULTS.md has the verdicts for 40 shapes).  A GPU has a
+model of its own, in `pad_for_tensor_cores`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import fx
 from stator.graph.build import Builder
 from stator.graph.run import Ctx
 from stator.ops.table import POINTWISE
+from stator.passes.joint.pad_for_tensor_cores import pad_for_tensor_cores
 from stator.torch_api import is_view_op
 
 aten = torch.ops.aten
@@ -54,6 +56,10 @@ def pad_mm(graph: fx.Graph, ctx: Ctx) -> int:
     widened = 0
     for target in PRODUCTS:
         for node in graph.find_nodes(op="call_function", target=target):
+            if node.meta["val"].device.type == "cuda":
+                free = why_not_read(node) is None
+                widened += pad_for_tensor_cores(node, ctx, cuts_for_nothing=free)
+                continue
             product = product_of(node)
             if product is None or product.wide == product.columns:
                 continue
