@@ -320,7 +320,9 @@ def autocast_state() -> tuple[Any, ...]:
 
 def compile_state() -> str:
     """The switches of torch's that decide what a program is traced to, in words."""
-    cuda = torch.backends.cuda
+    cuda, cudnn, mkldnn = torch.backends.cuda, torch.backends.cudnn, torch.backends.mkldnn
+    rounding = [one.fp32_precision for one in (cuda.matmul, cudnn.conv, mkldnn.matmul)]
+    kinds = ("flash", "math", "mem_efficient", "cudnn")
     switches = {
         "grad": torch.is_grad_enabled(),
         "inference": torch.is_inference_mode_enabled(),
@@ -330,14 +332,9 @@ def compile_state() -> str:
         "device": torch.get_default_device(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "filled": torch.utils.deterministic.fill_uninitialized_memory,
-        "matmul": torch.get_float32_matmul_precision(),
-        "mkldnn": (torch.backends.mkldnn.enabled, torch.backends.mkldnn.deterministic),
-        "attention": (
-            cuda.flash_sdp_enabled(),
-            cuda.math_sdp_enabled(),
-            cuda.mem_efficient_sdp_enabled(),
-            cuda.cudnn_sdp_enabled(),
-        ),
+        "float32": ["ieee" if one == "none" else one for one in rounding],
+        "libraries": (cudnn.enabled, mkldnn.enabled, mkldnn.deterministic),
+        "attention": [getattr(cuda, f"{kind}_sdp_enabled")() for kind in kinds],
         "backward mode": torch._C._functorch.maybe_current_level()
         if hasattr(torch._C._functorch, "maybe_current_level")
         else None,

@@ -17,6 +17,7 @@ from stator.graph.run import Ctx
 from stator.graph.verify import verify
 from stator.passes.joint.channels_last import channels_last
 from tests.parity import check
+from tests.passes import on_cuda
 
 aten = torch.ops.aten
 
@@ -191,3 +192,30 @@ def test_any_number_of_images() -> None:
     for count in (2, 3, 5):
         x = torch.randn(count, 3, 18, 16)
         torch.testing.assert_close(ours(x), model(x))
+
+
+# --- on a GPU ---
+
+
+def on_gpu(dtype: torch.dtype) -> int:
+    """How many nodes of a small network on a GPU lie otherwise behind the pass."""
+    sizes = [(2, 3, 9, 8), *((b, a, 3, 3) for a, b in itertools.pairwise((3, 4, 5, 6)))]
+    return turned(on_cuda.graph_of(stack, *on_cuda.fakes(*sizes, dtype=dtype)))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_tensor_cores_read_images_channels_last(dtype: torch.dtype) -> None:
+    assert on_gpu(dtype) > 0
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_float32_is_turned_where_tensor_cores_may_round_it(
+    allowed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", allowed)
+
+    assert (on_gpu(torch.float32) > 0) == allowed
+
+
+def test_what_tensor_cores_do_not_compute_stays() -> None:
+    assert on_gpu(torch.float64) == 0

@@ -1,4 +1,8 @@
-"""Images with their channels last: the layout that a CPU's convolutions are fastest in."""
+"""Images with their channels last: the layout that convolutions are fastest in.
+
+On a CPU all are; on a GPU those that its tensor cores compute, of half precision and of float32
+where torch may round that.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ aten = torch.ops.aten
 ENOUGH: Final = 3  # convolutions: with fewer, turning images around costs more than it gains
 SPEAKS_OF_STRIDES: Final = frozenset({aten.as_strided.default})
 STAYS: Final = object()
-TYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
+HALVES: Final = (torch.bfloat16, torch.float16)
 
 
 def channels_last(graph: fx.Graph, ctx: Ctx) -> int:
@@ -42,7 +46,14 @@ def channels_last(graph: fx.Graph, ctx: Ctx) -> int:
 
 def _is_of_images(node: fx.Node) -> bool:
     image, weight = (arg.meta["val"] for arg in node.args[:2])
-    return image.device.type == "cpu" and weight.dim() == 4 and image.dtype in TYPES
+    return weight.dim() == 4 and _is_faster_so(image.device, image.dtype)
+
+
+def _is_faster_so(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether convolutions of a type prefer channels last on a device."""
+    if dtype is torch.float32 and device.type == "cuda":
+        return bool(torch.backends.cudnn.conv.fp32_precision == "tf32")
+    return device.type in ("cpu", "cuda") and dtype in (torch.float32, *HALVES)
 
 
 @dataclass(slots=True)

@@ -47,7 +47,7 @@ class Product:
         left, right = (arg.meta["val"] for arg in node.args[-2:])
         if left.dtype not in GAIN or right.dtype is not left.dtype:
             return f"{left.dtype} is not for tensor cores"
-        if left.dtype is torch.float32 and torch.get_float32_matmul_precision() == "highest":
+        if left.dtype is torch.float32 and torch.backends.cuda.matmul.fp32_precision != "tf32":
             return "float32 is multiplied without tensor cores"
         if not all(isinstance(size, int) and size > 0 for size in (*left.size(), *right.size())):
             return "its sizes are not known"
