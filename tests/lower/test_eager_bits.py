@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 import stator
 from stator.core.dtypes import DType
-from stator.lower.eager_bits import MEASURED
+from stator.lower.eager_bits import MEASURED, has_eager_bits
 from stator.ops import table
 from stator.ops.pointwise import IN_BF16, IN_HALVES
 from stator.ops.table import Exact
 from stator.pipeline import FREEZING, JOINT, KEEPS_BITS, POST_GRAD, PRE_GRAD, bits_changed_by
+from tests.passes.on_cuda import fakes, graph_of
 
 aten = torch.ops.aten
 OPTIONS: Final = {"numerics": "eager", "strict": True}
@@ -235,3 +236,23 @@ def test_vectors_that_nobody_reads_are_not_computed(function: Callable[[Tensor],
     (ours,) = torch.autograd.grad(stator.aot_function(function, **OPTIONS)(x).sum(), x)
     (eager,) = torch.autograd.grad(function(x).sum(), x)
     torch.testing.assert_close(ours, eager)
+
+
+@pytest.mark.parametrize(
+    ("program", "expected"),
+    [
+        (lambda x: x.relu(), False),
+        (lambda x: x + 1, False),
+        (lambda x: x.clone(), True),
+        (lambda x: x.t(), True),
+        (lambda x: x.double(), False),
+        (lambda x: torch.ones_like(x), False),
+    ],
+)
+def test_of_a_gpu_nothing_is_known_but_that_moves_compute_nothing(
+    program: Formula, expected: bool
+) -> None:
+    module = graph_of(program, *fakes((3, 4)))
+    (node,) = (node for node in module.graph.nodes if node.op == "call_function")
+
+    assert has_eager_bits(node) == expected

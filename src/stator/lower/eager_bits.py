@@ -12,8 +12,10 @@ from stator.ops import table
 from stator.ops.table import Exact
 from stator.torch_api import pytree
 
-# Of torch's kernels, those for which it was measured: they multiply and add in one step.
+# Of torch's kernels, those for which it was measured: they multiply and add in one step.  Of those
+# for GPUs, nothing was.
 MEASURED: Final = frozenset({"AVX2", "AVX512"})
+MOVES: Final = frozenset({torch.ops.aten.clone.default})  # beside views: they compute nothing
 
 
 def has_eager_bits(node: fx.Node) -> bool:
@@ -24,7 +26,10 @@ def has_eager_bits(node: fx.Node) -> bool:
         return False
     values: list[Any] = [source.meta.get("val") for source in node.all_input_nodes]
     leaves = pytree.tree_leaves([*values, node.meta.get("val")])
-    found = [from_torch(leaf.dtype) for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    if any(tensor.device.type != "cpu" for tensor in tensors):
+        return is_moved or node.target in MOVES
+    found = [from_torch(tensor.dtype) for tensor in tensors]
     dtypes = [dtype for dtype in found if dtype is not None]
     return (
         said.holds(dtypes) if isinstance(said, Exact) else said(dtypes, *node.args, **node.kwargs)
