@@ -18,6 +18,7 @@ from stator.core.events import last_compilation
 from stator.graph.run import Ctx
 from stator.passes.pre_grad.fuse_attention import fuse_attention
 from tests.parity import check
+from tests.passes.on_cuda import fakes
 
 B, H, S, D = 2, 3, 5, 8
 Program = Callable[..., Any]
@@ -403,3 +404,87 @@ def test_spellings_compile(number: int) -> None:
         spelling = Spelling(spelling.scale, spelling.mask, spelling.layout, 0.0, spelling.dtype)
     torch._dynamo.reset()
     check(spelling, *spelling.inputs())
+
+
+# --- on a GPU ---
+
+
+def on_gpu(program: Program, *inputs: Tensor) -> fx.GraphModule:
+    """What Dynamo would capture of fake tensors."""
+    module: fx.GraphModule = fx.symbolic_trace(program)
+
+    class Noted(fx.Interpreter):
+        def run_node(self, n: fx.Node) -> Any:
+            value = n.meta["example_value"] = super().run_node(n)
+            return value
+
+    with inputs[0].fake_mode:
+        Noted(module).run(*inputs)
+    return module
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Types of the masks that torch was asked about, which has a kernel for every attention."""
+    asked: list[Any] = []
+
+    def can(params: Any, debug: bool = False) -> bool:
+        asked.append(None if params.attn_mask is None else params.attn_mask.dtype)
+        return True
+
+    monkeypatch.setattr(torch.backends.cuda, "can_use_flash_attention", can)
+    return asked
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    scores = torch.matmul(q, k.transpose(-2, -1)) * SCALE
+    return torch.matmul(torch.softmax(scores if mask is None else scores + mask, -1), v)
+
+
+OPERANDS: Final = ((B, H, S, D),) * 3
+LEAST: Final = torch.finfo(torch.bfloat16).min
+
+
+def test_on_a_gpu_attention_is_fused_where_torch_has_a_kernel(kernels: list[Any]) -> None:
+    module = on_gpu(lambda q, k, v: attend(q, k, v), *fakes(*OPERANDS, dtype=torch.bfloat16))
+
+    assert fuse_attention(module.graph, Ctx()) == 1
+    assert kernels == [None]
+
+
+def test_on_a_gpu_attention_without_a_kernel_is_left_alone() -> None:
+    module = on_gpu(lambda q, k, v: attend(q, k, v), *fakes(*OPERANDS, dtype=torch.bfloat16))
+    before, ctx = str(module.graph), Ctx()
+
+    assert fuse_attention(module.graph, ctx) == 0  # this torch has none for GPUs
+    assert str(module.graph) == before
+    assert "none of torch's kernels" in ctx.record.notes[0]
+
+
+def test_masks_that_are_made_are_of_the_type_that_gpus_take(kernels: list[Any]) -> None:
+    def program(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor) -> Tensor:
+        scores = torch.matmul(q, k.transpose(-2, -1)) * SCALE
+        return torch.matmul(torch.softmax(scores.masked_fill(hidden, LEAST), -1), v)
+
+    operands = fakes(*OPERANDS, dtype=torch.bfloat16)
+    with operands[0].fake_mode:
+        hidden = torch.empty(B, 1, S, S, dtype=torch.bool, device="cuda")
+    module, ctx = on_gpu(program, *operands, hidden), Ctx()
+
+    assert fuse_attention(module.graph, ctx) == 1, ctx.record.notes
+    assert kernels == [torch.bfloat16]
+
+
+def test_a_summand_that_would_be_rounded_is_not_fused_on_a_gpu(kernels: list[Any]) -> None:
+    operands = fakes(*OPERANDS, dtype=torch.bfloat16)
+    with operands[0].fake_mode:
+        summand = torch.empty(B, 1, S, S, device="cuda")
+
+    def program(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        scores = torch.matmul(q, k.transpose(-2, -1)) * SCALE
+        return torch.matmul(torch.softmax(scores + mask, -1).to(torch.bfloat16), v)
+
+    module, ctx = on_gpu(program, *operands, summand), Ctx()
+
+    assert fuse_attention(module.graph, ctx) == 0
+    assert "is no mask for torch.bfloat16" in ctx.record.notes[0]

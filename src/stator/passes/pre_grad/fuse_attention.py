@@ -15,6 +15,7 @@ from typing import Any, Final
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
+from torch.backends import cuda
 
 from stator.graph.build import Builder
 from stator.graph.run import Ctx
@@ -65,10 +66,15 @@ def why_not_fused(found: Attention) -> str | None:
 def _why_not_masked(found: Attention, q: Tensor) -> str | None:
     for one in found.masks:
         mask = value_of(one.node)
-        kinds = (q.dtype, torch.float32) if isinstance(one, Added) else (torch.bool,)
+        kinds = _summands_for(q) if isinstance(one, Added) else (torch.bool,)
         if not isinstance(mask, Tensor) or mask.device != q.device or mask.dtype not in kinds:
             return f"{one.node.name} is no mask for {q.dtype}"
     return None
+
+
+def _summands_for(q: Tensor) -> tuple[torch.dtype, ...]:
+    """Types of what may be added to scores: kernels of GPUs take that of the operands alone."""
+    return (q.dtype,) if q.device.type == "cuda" else (q.dtype, torch.float32)
 
 
 def _why_written(found: Attention) -> str | None:
@@ -88,14 +94,34 @@ def _fuse(found: Attention, graph: fx.Graph) -> str | None:
         builder.take_back()
         return f"its sizes do not go together: {error}"
     was, now = value_of(found.node), value_of(new)
-    if _described(was) != _described(now):
+    reason = _why_no_kernel(builder)
+    if reason is None and _described(was) != _described(now):
+        reason = f"{_described(was)} would become {_described(now)}"
+    if reason is not None:
         builder.take_back()
-        return f"{_described(was)} would become {_described(now)}"
+        return reason
     found.node.replace_all_uses_with(new)
     for node in (found.node, *reversed(sorted(set(found.inner)))):
         if not node.users and not node._erased:
             graph.erase_node(node)
     return None
+
+
+def _why_no_kernel(builder: Builder) -> str | None:
+    """None if torch has one kernel for the attention that was built.
+
+    On a GPU it may have none; then it multiplies matrices, of half precision in float32.
+    """
+    (call,) = (n for n in builder.added if n.target is F.scaled_dot_product_attention)
+    q, k, v = (value_of(node) for node in call.args)
+    if q.device.type != "cuda":
+        return None
+    mask, dropout = value_of(call.kwargs["attn_mask"]), call.kwargs["dropout_p"]
+    asked = cuda.SDPAParams(q, k, v, mask, dropout, False, False)
+    ways = (cuda.can_use_flash_attention, cuda.can_use_efficient_attention)
+    if any(way(asked) for way in (*ways, cuda.can_use_cudnn_attention)):
+        return None
+    return "none of torch's kernels for it takes these operands"
 
 
 def _described(value: Tensor) -> str:
@@ -179,7 +205,9 @@ class _Built:
         highest = torch.where(alive, highest, 0.0)
         q = self._asking(q, masks)
         q = torch.where(highest < SCORES_ARE_LOST, q - q.detach(), q)
-        return q, mask - highest, alive if self.found.may_be_dead else None
+        mask = mask - highest
+        mask = mask if mask.dtype in _summands_for(q.value) else mask.to(q.dtype)
+        return q, mask, alive if self.found.may_be_dead else None
 
     def _asking(self, q: Any, masks: list[Any]) -> Any:
         """q with nothing in rows whose scores are all replaced: no gradient goes through those."""
