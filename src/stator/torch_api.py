@@ -525,7 +525,7 @@ def torch_symbol(name: str) -> int | None:
 @cache
 def _torch_libraries() -> tuple[Any, ...]:
     folder = Path(torch.__file__).parent / "lib"
-    paths = [folder / f"lib{name}.so" for name in ("torch_cpu", "torch_python")]
+    paths = [folder / f"lib{name}.so" for name in ("torch_cpu", "torch_cuda", "torch_python")]
     return tuple(ctypes.CDLL(str(path)) for path in paths if path.exists())
 
 

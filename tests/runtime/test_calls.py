@@ -12,9 +12,10 @@ from torch import Tensor, fx
 
 from stator.loops.index import Index
 from stator.lower.sizes import Sizes, evaluate
-from stator.runtime.calls import call_of, on_the_cpu, view_of
-from stator.runtime.native.shims import FRESH, INTO_MEMORY
-from stator.runtime.plan import Call, View
+from stator.runtime.calls import call_of, through_c, view_of
+from stator.runtime.native import shims
+from stator.runtime.plan import CPU, Call, View
+from stator.torch_api import torch_symbol
 from tests.lower.graphs import traced
 
 aten = torch.ops.aten
@@ -34,12 +35,12 @@ def last_call(
 
 def planned(fn: Callable[..., Any], *inputs: Any, symbolic: bool = False) -> Call:
     node, sizes = last_call(fn, *inputs, symbolic=symbolic)
-    return on_the_cpu(call_of(node), node, sizes)
+    return through_c(call_of(node), node, sizes, CPU)
 
 
 def looked(fn: Callable[..., Any], *inputs: Any, symbolic: bool = False) -> View | None:
     node, sizes = last_call(fn, *inputs, symbolic=symbolic)
-    return view_of(call_of(node), node, sizes)
+    return view_of(call_of(node), node, sizes, CPU)
 
 
 def numbers(indices: tuple[Index, ...]) -> tuple[int | None, ...]:
@@ -52,7 +53,7 @@ def numbers(indices: tuple[Index, ...]) -> tuple[int | None, ...]:
 def test_a_product_goes_into_memory_of_the_plan() -> None:
     call = planned(lambda x, y: x @ y, torch.randn(3, 4), torch.randn(4, 5))
 
-    assert call.symbol == INTO_MEMORY[aten.mm.default]
+    assert call.symbol == "aoti_torch_cpu_mm_out"
     assert call.out is not None
     assert (numbers(call.out.size), numbers(call.out.stride)) == ((3, 5), (5, 1))
     assert call.out.dtype is torch.float32
@@ -62,7 +63,7 @@ def test_a_product_goes_into_memory_of_the_plan() -> None:
 def test_a_product_of_sizes_known_at_run_time_too() -> None:
     call = planned(torch.bmm, torch.randn(2, 3, 4), torch.randn(2, 4, 5), symbolic=True)
 
-    assert call.symbol == INTO_MEMORY[aten.bmm.default]
+    assert call.symbol == "aoti_torch_cpu_bmm_out"
     assert call.out is not None
     assert len(call.out.size) == 3
     assert call.out.is_dense
@@ -71,7 +72,7 @@ def test_a_product_of_sizes_known_at_run_time_too() -> None:
 def test_torch_makes_the_results_of_other_functions() -> None:
     call = planned(lambda x: x.sort(), torch.randn(3, 4))
 
-    assert call.symbol == FRESH[aten.sort.default]
+    assert call.symbol == "aoti_torch_cpu_sort"
     assert call.out is None
     assert call.bytes is not None
     assert call.bytes.constant == 12 * 4 + 12 * 8
@@ -79,7 +80,7 @@ def test_torch_makes_the_results_of_other_functions() -> None:
 
 def test_bytes_follow_from_sizes() -> None:
     node, sizes = last_call(lambda x: x.sort(), torch.randn(3, 4), symbolic=True)
-    call = on_the_cpu(call_of(node), node, sizes)
+    call = through_c(call_of(node), node, sizes, CPU)
 
     assert call.bytes is not None
     assert evaluate(call.bytes, sizes.hints) == 12 * 4 + 12 * 8
@@ -95,7 +96,7 @@ def test_types_that_kernels_do_not_know_are_torch_s(dtype: torch.dtype) -> None:
     node = graph.call_function(aten.mm.default, (x, x))
     node.meta["val"] = value
 
-    call = on_the_cpu(call_of(node), node, Sizes())
+    call = through_c(call_of(node), node, Sizes(), CPU)
 
     assert (call.symbol, call.out) == (None, None)
 
@@ -106,6 +107,64 @@ def test_what_is_elsewhere_is_torch_s() -> None:
     )
 
     assert (call.symbol, call.out) == (None, None)
+
+
+def on_gpu(target: Any, *sources: torch.Tensor) -> Call:
+    """A call of an operator on fake tensors."""
+    graph = fx.Graph()
+    nodes = []
+    for number, source in enumerate(sources):
+        nodes.append(graph.placeholder(f"x{number}"))
+        nodes[-1].meta["val"] = source
+    node = graph.call_function(target, tuple(nodes))
+    node.meta["val"] = target(*sources)
+    return through_c(call_of(node), node, Sizes(), torch.device("cuda", 0))
+
+
+@pytest.fixture
+def fakes(monkeypatch: pytest.MonkeyPatch) -> dict[str, torch.Tensor]:
+    """Matrices on several devices, and a torch that has every function for all of them."""
+    monkeypatch.setattr(shims, "torch_symbol", lambda name: 1)
+    with torch._subclasses.FakeTensorMode():
+        places = ("cuda:0", "cuda:1", "cpu")
+        return {place: torch.empty(4, 4, device=place) for place in places}
+
+
+def test_a_product_on_a_gpu_goes_into_memory_of_the_plan(fakes: dict[str, Tensor]) -> None:
+    call = on_gpu(aten.mm.default, fakes["cuda:0"], fakes["cuda:0"])
+
+    assert call.symbol == "aoti_torch_cuda_mm_out"
+    assert call.out is not None
+    assert on_gpu(aten.topk.default, fakes["cuda:0"], 2).symbol == "aoti_torch_cuda_topk"
+
+
+@pytest.mark.parametrize("place", ["cpu", "cuda:1"])
+def test_what_is_not_on_the_plan_s_gpu_is_torch_s(place: str, fakes: dict[str, Tensor]) -> None:
+    call = on_gpu(aten.mm.default, fakes[place], fakes[place])
+
+    assert (call.symbol, call.out) == (None, None)
+
+
+def test_a_torch_without_gpus_is_called_by_python() -> None:
+    if torch_symbol("aoti_torch_cuda_mm_out") is not None:
+        pytest.skip("torch was built for GPUs")
+    with torch._subclasses.FakeTensorMode():
+        matrix = torch.empty(4, 4, device="cuda:0")
+
+    call = on_gpu(aten.mm.default, matrix, matrix)
+
+    assert (call.symbol, call.out) == (None, None)
+
+
+def test_a_view_of_what_is_on_the_plan_s_gpu(fakes: dict[str, Tensor]) -> None:
+    for place, is_view in (("cuda:0", True), ("cuda:1", False), ("cpu", False)):
+        graph = fx.Graph()
+        x = graph.placeholder("x")
+        x.meta["val"] = fakes[place]
+        node = graph.call_function(aten.t.default, (x,))
+        node.meta["val"] = fakes[place].t()
+        view = view_of(call_of(node), node, Sizes(), torch.device("cuda", 0))
+        assert (view is not None) == is_view
 
 
 def test_other_operators_are_called_by_python() -> None:
@@ -204,7 +263,7 @@ def test_a_start_that_may_lie_beyond_the_end_is_called() -> None:
 
 def test_places_of_sizes_known_at_run_time() -> None:
     node, sizes = last_call(lambda x: x.select(0, -1), torch.randn(4, 6), symbolic=True)
-    view = view_of(call_of(node), node, sizes)
+    view = view_of(call_of(node), node, sizes, CPU)
 
     assert view is not None
     assert evaluate(view.offset, sizes.hints) == 18

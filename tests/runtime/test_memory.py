@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor, fx
 
 import stator
-from stator.core.events import Held, Home
+from stator.core.events import LARGE, Held, Home
 from stator.loops.index import Index, Symbol
 from stator.lower.sizes import evaluate
 from stator.lower.tensors import contiguous
@@ -475,6 +475,24 @@ def test_buffers_are_rounded_up(elements: int, dtype: torch.dtype, expected: int
     room = Allocation("a", (Index.of(elements),), (Index.of(1),), dtype)
 
     assert rounded_bytes(room).constant == expected
+
+
+def test_a_gpu_s_buffers_are_what_its_allocator_counts() -> None:
+    steps = (launch("a", "x"), launch("b", "a", "x"), Free(("a",)), launch("c", "b"), Free(("b",)))
+    plan = Plan(("x",), steps, (node("c"),), device=torch.device("cuda", 0))
+
+    memory = plan_memory(plan)
+
+    assert {name: offset.constant for name, offset in memory.offsets.items()} == {"a": 0, "b": 512}
+    assert predicted(plan, memory) == Held(1024, 0, 512)
+
+
+def test_a_gpu_has_no_pool_of_ours() -> None:
+    steps = (launch("y", "x", size=(LARGE,)), launch("z", "y", size=(LARGE,)), Free(("y",)))
+    plan = Plan(("x",), steps, (node("z"),), device=torch.device("cuda", 0))
+
+    assert predicted(plan, plan_memory(plan)) == Held(0, 0, 2 * 4 * LARGE)
+    assert homes(plan, plan_memory(plan), ["saved"]) == {"saved": Home("z", 4 * LARGE, True)}
 
 
 @pytest.mark.parametrize("elements", [1 << 14, (1 << 14) + 1, 41_000, 600_000, 700_000, 1 << 20])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import linecache
 import math
 import operator
 import traceback
 import weakref
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
 
@@ -386,6 +388,64 @@ def test_a_number_is_computed_from_the_sizes() -> None:
     for size in (2, 7, 100):
         expected = (3 * size - 1, size // 2, (size + 1) % 4, size * size)
         assert run([torch.empty(size)]) == expected
+
+
+# On a GPU
+
+
+@pytest.fixture
+def entered(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Devices that were current, and those that tensors were made on; the CPU plays them."""
+    seen: list[Any] = []
+    empty = torch.empty_strided
+
+    @contextmanager
+    def current(number: int) -> Iterator[None]:
+        seen.append(f"enter {number}")
+        try:
+            yield
+        finally:
+            seen.append(f"leave {number}")
+
+    def made(*shape: Any, device: Any = None, **settings: Any) -> Tensor:
+        seen.append(device)
+        return empty(*shape, **settings)
+
+    monkeypatch.setattr(torch.cuda, "device", current)
+    monkeypatch.setattr(torch, "empty_strided", made)
+    return seen
+
+
+def test_a_plan_on_a_gpu_makes_its_tensors_there(entered: list[Any]) -> None:
+    where = torch.device("cuda", 1)
+    steps = (launch("a", "x"), launch("b", "a", "y"))
+    run = load_plan(replace(plan("x y", *steps, outputs=(node("b"),)), device=where), "test")
+    x, y = torch.randn(100), torch.randn(100)
+
+    (result,) = run([x, y])
+
+    assert torch.equal(result, y - x)
+    assert entered == ["enter 1", where, where, "leave 1"]
+
+
+def test_the_device_before_is_current_again_where_a_plan_fails(entered: list[Any]) -> None:
+    made = plan("flag", Require("flag", IndexError, "out of range"))
+    run = load_plan(replace(made, device=torch.device("cuda", 0)), "test")
+
+    assert run([torch.tensor(0)]) == ()
+    with pytest.raises(RuntimeError, match="out of range"):  # at once, since it is on the CPU
+        run([torch.tensor(1)])
+    assert entered == ["enter 0", "leave 0"] * 2
+
+
+def test_a_kernel_is_launched_by_one_thread() -> None:
+    made = replace(plan("x", launch("y", "x", size=(1 << 20,))), device=torch.device("cuda", 0))
+
+    run: Any = load_plan(made, "test")
+    lines = linecache.getlines(run.__code__.co_filename)
+
+    (line,) = [line for line in lines if "_kernel_" in line]
+    assert line.endswith(", 1048576, 1)\n")
 
 
 WORK: Final = {

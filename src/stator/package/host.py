@@ -25,7 +25,7 @@ from stator.runtime.native.calls import Calls
 from stator.runtime.native.dispatch import why_not_dispatched
 from stator.runtime.native.frame import Frame
 from stator.runtime.native.host import Host
-from stator.runtime.native.values import Borrowed, Handle, Look, Parts, Planned, Values
+from stator.runtime.native.values import Borrowed, Handle, Look, Parts, Planned, Slot, Values
 from stator.runtime.plan import Allocation, Call, Plan, Require
 
 _DECLARED: Final = re.compile(r"^(?:declare|define)[^@\n]*@([\w.]+)\(", re.MULTILINE)
@@ -154,7 +154,7 @@ class _LibraryCalls(Calls):
         else:
             self._dispatched(call)
 
-    def check(self, code: str, call: Call, slots: list[int]) -> None:
+    def check(self, code: str, call: Call, slots: Sequence[Slot]) -> None:
         """What fails ends the run."""
         self.frame.require(self.frame.is_zero(code))
 

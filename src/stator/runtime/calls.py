@@ -15,9 +15,9 @@ from stator.graph.verify import user_line
 from stator.loops.index import Index
 from stator.loops.values import product
 from stator.lower.sizes import Sizes
-from stator.runtime.native.shims import FRESH, INTO_MEMORY
+from stator.runtime.native.shims import FRESH, INTO_MEMORY, symbol_of
 from stator.runtime.plan import Allocation, Call, View
-from stator.torch_api import is_fake, keeps_nothing, torch_symbol
+from stator.torch_api import is_fake, keeps_nothing
 
 
 def call_of(node: fx.Node) -> Call:
@@ -29,20 +29,23 @@ def call_of(node: fx.Node) -> Call:
     )
 
 
-def on_the_cpu(call: Call, node: fx.Node, sizes: Sizes) -> Call:
-    """`call` through a C function where there is one, into planned memory where that takes some."""
+def through_c(call: Call, node: fx.Node, sizes: Sizes, device: torch.device) -> Call:
+    """`call` through a C function where there is one, into planned memory where that takes some.
+
+    For tensors on `device`, which is the plan's; torch calls what is elsewhere.
+    """
     made = node.meta.get("val")
     if keeps_nothing(_maker(node)):
         call = replace(call, bytes=_bytes(made, sizes))
-    if not all(_is_plain(source.meta.get("val")) for source in node.all_input_nodes):
+    if not all(_is_plain(source.meta.get("val"), device) for source in node.all_input_nodes):
         return call
-    symbol = INTO_MEMORY.get(call.target)
-    if symbol is not None and torch_symbol(symbol) is not None and _is_plain(made):
+    symbol = symbol_of(INTO_MEMORY.get(call.target), device)
+    if symbol is not None and _is_plain(made, device):
         layout = _layout(made, sizes)
         if layout is not None and made.dtype in TORCH_DTYPES:
             return replace(call, symbol=symbol, out=Allocation(call.name, *layout, made.dtype))
-    symbol = FRESH.get(call.target)
-    return call if symbol is None or torch_symbol(symbol) is None else replace(call, symbol=symbol)
+    symbol = symbol_of(FRESH.get(call.target), device)
+    return call if symbol is None else replace(call, symbol=symbol)
 
 
 def _maker(node: fx.Node) -> Any:
@@ -51,13 +54,16 @@ def _maker(node: fx.Node) -> Any:
     return whole.target if isinstance(whole, fx.Node) else node.target
 
 
-def view_of(call: Call, node: fx.Node, sizes: Sizes) -> View | None:
-    """`call` as nothing but another look at its first argument's memory; None if it is more."""
+def view_of(call: Call, node: fx.Node, sizes: Sizes, device: torch.device) -> View | None:
+    """`call` as nothing but another look at its first argument's memory; None if it is more.
+
+    Of a tensor on `device`, which is the plan's.
+    """
     made = node.meta.get("val")
     if not node.args or not isinstance(node.args[0], fx.Node):
         return None
     source = node.args[0].meta.get("val")
-    if call.target not in _VIEWS or not (_is_plain(made) and _is_plain(source)):
+    if call.target not in _VIEWS or not (_is_plain(made, device) and _is_plain(source, device)):
         return None
     if not isinstance(made, torch.Tensor) or not isinstance(source, torch.Tensor):
         return None
@@ -121,11 +127,12 @@ _VIEWS: Final[Mapping[Any, Callable[..., Any]]] = {
 }
 
 
-def _is_plain(value: Any) -> bool:
-    """Whether it is a number, or a tensor on the CPU as kernels know them."""
+def _is_plain(value: Any, device: torch.device) -> bool:
+    """Whether it is a number, or a tensor on the device as kernels know them."""
     if not isinstance(value, torch.Tensor):
         return True
-    return is_fake(value) and value.device.type == "cpu" and value.layout is torch.strided
+    here = value.device.type == device.type and device.index in (None, value.device.index)
+    return is_fake(value) and here and value.layout is torch.strided
 
 
 def _layout(

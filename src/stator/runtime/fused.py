@@ -19,7 +19,7 @@ from stator.lower.items import Check, Compute, Extern, Item, Scatter, Size
 from stator.lower.lower import Lowering
 from stator.lower.sizes import Sizes
 from stator.lower.tensors import layout_of
-from stator.runtime.calls import call_of, on_the_cpu, view_of
+from stator.runtime.calls import call_of, through_c, view_of
 from stator.runtime.dump import (
     assembly_text,
     kernels_text,
@@ -243,7 +243,8 @@ def _call(module: fx.GraphModule, node: fx.Node, sizes: Sizes) -> Step:
     if node.op == "get_attr":
         return Constant(node.name, attribute(module, str(node.target)))
     call = call_of(node)
-    return view_of(call, node, sizes) or on_the_cpu(call, node, sizes)
+    device = torch.device("cpu")
+    return view_of(call, node, sizes, device) or through_c(call, node, sizes, device)
 
 
 def _with_frees(steps: list[Step], inputs: list[str], output: fx.Node) -> list[Step]:

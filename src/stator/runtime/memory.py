@@ -6,6 +6,9 @@ largest first, where that takes less; a size known at run time alone shares a pl
 What the caller gets, and what a call might keep, is a tensor of its own.  So is a large buffer: an
 arena is there for a whole call, and what it holds at one time it could not lend to outputs and
 saved values at another.
+
+On a GPU torch's allocator is the pool, and the arena is a tensor that it makes for the call: memory
+that is given again is given in the order of the stream.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from functools import partial
 from itertools import accumulate
 from typing import Any, Final
 
+import torch
 from torch import fx
 
 from stator.core.events import LARGE, Held, Home
@@ -27,6 +31,7 @@ from stator.runtime.plan import Allocation, Call, Free, Launch, Plan, Step, Toge
 from stator.torch_api import OpOverload, keeps_nothing, returns_alias
 
 ALIGNMENT: Final = 64  # bytes: a cache line, and the widest vector
+GPU_ALIGNMENT: Final = 512  # what torch's allocator for GPUs counts in
 # Bytes, as in memory.ll:
 POOLED: Final = 1 << 16  # from here on tensors are rooms of the pool, and torch's below
 LINE: Final = 64
@@ -46,14 +51,14 @@ class Memory:
 
 def plan_memory(plan: Plan) -> Memory:
     """Offsets for all buffers that live inside of a call."""
-    inside = _stays_inside(plan)
+    inside, unit = _stays_inside(plan), alignment(plan.device)
     hint = partial(evaluate, known=plan.hints)
     known, varying = _Fitted(), _Slots()
     homes: dict[str, tuple[_Fitted | _Slots, Index]] = {}
     places: dict[str, int] = {}
     for step in plan.steps:
         for made in allocations(step):
-            size = rounded_bytes(made)
+            size = rounded_bytes(made, unit)
             if made.name in inside and hint(size) < LARGE:
                 home = known if size.constant is not None else varying
                 homes[made.name] = (home, size)
@@ -77,9 +82,9 @@ def plan_memory(plan: Plan) -> Memory:
 
 def _spans(plan: Plan, names: Collection[str]) -> dict[str, Span]:
     """Bytes and lives of buffers whose sizes are known."""
-    last = _ends(plan, {})
+    last, unit = _ends(plan, {}), alignment(plan.device)
     return {
-        made.name: (rounded_bytes(made).constant or 0, number, last[made.name])
+        made.name: (rounded_bytes(made, unit).constant or 0, number, last[made.name])
         for number, step in enumerate(plan.steps)
         for made in allocations(step)
         if made.name in names
@@ -127,7 +132,7 @@ class Lifetime:
     first: int
     last: int
     offset: Index | None  # in the arena; None: it is a tensor of its own
-    by_torch: bool = False  # a library call made it, or it is too small for the pool
+    by_torch: bool = False  # a library call made it, it is too small for the pool, or on a GPU
 
 
 def owners(plan: Plan) -> dict[str, str]:
@@ -156,13 +161,13 @@ def lifetimes(plan: Plan, memory: Memory) -> list[Lifetime]:
     Parts of a result that has several live as long as they are read, not as the whole is.
     """
     hint = partial(evaluate, known=plan.hints)
-    others = owners(plan)
+    others, unit = owners(plan), alignment(plan.device)
     made: dict[str, tuple[int, int]] = {}
     pooled: set[str] = set()
     for number, step in enumerate(plan.steps):
         for room in allocations(step):
-            size = hint(rounded_bytes(room))
-            if room.name not in memory.offsets and size >= POOLED:
+            size = hint(rounded_bytes(room, unit))
+            if room.name not in memory.offsets and size >= POOLED and not plan.on_gpu:
                 size = room_bytes(size)
                 pooled.add(room.name)
             made[room.name] = (size, number)
@@ -291,12 +296,17 @@ def allocations(step: Step) -> Iterator[Allocation]:
             yield made
 
 
-def rounded_bytes(made: Allocation) -> Index:
+def alignment(device: torch.device) -> int:
+    """Bytes that places in an arena are multiples of."""
+    return ALIGNMENT if device.type == "cpu" else GPU_ALIGNMENT
+
+
+def rounded_bytes(made: Allocation, unit: int = ALIGNMENT) -> Index:
     """Bytes of a buffer, in whole units of the alignment."""
     size: Index = made.elements * int(made.dtype.itemsize)
     if size.constant is not None:
         size = Index.of(max(size.constant, 0))
-    return (size + (ALIGNMENT - 1)) // ALIGNMENT * ALIGNMENT
+    return (size + (unit - 1)) // unit * unit
 
 
 def _stays_inside(plan: Plan) -> set[str]:

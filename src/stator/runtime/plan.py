@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import FunctionType
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import fx
@@ -17,6 +17,8 @@ from stator.loops.values import product
 from stator.lower.sizes import Shown
 from stator.lower.tensors import extent
 from stator.torch_api import is_mutable_op
+
+CPU: Final = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +300,12 @@ class Plan:
     relays: frozenset[str] = frozenset()
     donated: frozenset[str] = frozenset()  # inputs that kernels store over: nobody else has them
     origins: Callable[[], Mapping[str, Any]] = dict  # runtime.origins.Origin, by kernels' names
+    device: torch.device = CPU  # where kernels run and allocations lie; calls may be elsewhere
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether its kernels are launched, and run while the program goes on."""
+        return bool(self.device.type != "cpu")
 
     @property
     def callers(self) -> frozenset[str]:

@@ -27,7 +27,7 @@ from stator.runtime.plan import (
     Together,
     View,
 )
-from stator.runtime.rare import as_planned, refuse, truth
+from stator.runtime.rare import as_planned, refuse, require_later, truth
 from stator.runtime.verified import Watch
 from stator.torch_api import entry_of, out_variant
 
@@ -49,6 +49,22 @@ def load_plan(
     if plan.inputs:
         source.add(f"{', '.join(plan.inputs)}, = args")
         source.add("args.clear()")
+    with _current(source, plan):
+        _steps(source, plan, watch, ranges or {})
+        source.add(f"return {_value(source, tuple(plan.outputs))}")
+    run: Boxed = source.load(label)["run"]
+    return run
+
+
+def _current(source: Source, plan: Plan) -> AbstractContextManager[None]:
+    """Where the plan's device is the current one, as calls and launches expect it."""
+    if not plan.on_gpu:
+        return nullcontext()
+    opened = source.bind(torch.cuda.device, "device")
+    return source.block(f"with {opened}({plan.device.index or 0}):")
+
+
+def _steps(source: Source, plan: Plan, watch: Watch | None, ranges: Mapping[int, str]) -> None:
     for symbol, shown in plan.sizes.items():
         source.add(f"{symbol} = {shown}")
     settled: set[str] = set()  # tensors whose strides were looked at
@@ -57,7 +73,7 @@ def load_plan(
         source.add(f"{watcher}.begin({_named(plan.inputs)})")
     for number, step in enumerate(plan.steps):
         if watcher is None or isinstance(step, Free):
-            with _range(source, (ranges or {}).get(number)):
+            with _range(source, ranges.get(number)):
                 _step(source, plan, step, settled)
             continue
         bound = source.bind(step, "step")
@@ -66,9 +82,6 @@ def load_plan(
         source.add(f"{watcher}.after({bound}, {_named((*step.makes, *step.takes))})")
     if watcher is not None:
         source.add(f"{watcher}.end()")
-    source.add(f"return {_value(source, tuple(plan.outputs))}")
-    run: Boxed = source.load(label)["run"]
-    return run
 
 
 def _named(names: Iterable[str]) -> str:
@@ -91,7 +104,7 @@ def _step(source: Source, plan: Plan, step: Step, settled: set[str]) -> None:
             _launch_together(source, plan, step, settled)
         case Call():
             if step.out is not None:
-                _allocate(source, step.out)
+                _allocate(source, plan, step.out)
             source.add(f"{step.name} = {_call(source, step)}")
         case View():
             source.add(f"{step.made.name} = {_view(source, step)}")
@@ -100,18 +113,24 @@ def _step(source: Source, plan: Plan, step: Step, settled: set[str]) -> None:
         case Number():
             source.add(f"{step.name} = {step.index}")
         case Require():
-            source.add(f"if {source.bind(truth, 'truth')}({step.flag}):")
-            error = source.bind(step.error, "error")
-            source.add(f"raise {error}({source.literal(step.message)})", 2)
+            _require(source, plan, step)
         case Free():
             source.add(f"del {', '.join(step.names)}")
+
+
+def _require(source: Source, plan: Plan, step: Require) -> None:
+    message = source.literal(step.message)
+    if plan.on_gpu:
+        source.add(f"{source.bind(require_later, 'require')}({step.flag}, {message})")
+        return
+    source.add(f"if {source.bind(truth, 'truth')}({step.flag}):")
+    source.add(f"raise {source.bind(step.error, 'error')}({message})", 2)
 
 
 def _launch(source: Source, plan: Plan, step: Launch, settled: set[str]) -> None:
     """Make the outputs, then run the kernel on addresses."""
     _prepare(source, plan, step, settled)
-    threads = source.bind(torch.get_num_threads, "threads")
-    given = [*_given(step), _threads(step.work, f"{threads}()")]
+    given = [*_given(step), _threads_of(source, plan, step)]
     source.add(f"{source.bind(plan.entries[step.nameless].function, 'kernel')}({', '.join(given)})")
 
 
@@ -119,11 +138,10 @@ def _launch_together(source: Source, plan: Plan, step: Together, settled: set[st
     """The same over a list: a table of addresses and sizes, one line for each."""
     for launch in step.launches:
         _prepare(source, plan, launch, settled)
-    threads = source.bind(torch.get_num_threads, "threads")
     cells = [cell for launch in step.launches for cell in _given(launch)]
     table = source.bind(ctypes.c_int64 * len(cells), "table")
     entry = source.bind(plan.entries[step.nameless].function, "kernel")
-    given = f"{len(step.launches)}, {_threads(step.work, f'{threads}()')}"
+    given = f"{len(step.launches)}, {_threads_of(source, plan, step)}"
     source.add(f"{entry}({table}({', '.join(cells)}), {given})")
 
 
@@ -138,18 +156,26 @@ def _prepare(source: Source, plan: Plan, step: Launch, settled: set[str]) -> Non
             source.add(f"if {name}.stride() != {stride} or {name}.dtype is not {dtype}:")
             source.add(f"{name} = {fix}({name}, {stride}, {dtype})", 2)
     for made in step.allocations:
-        _allocate(source, made)
+        _allocate(source, plan, made)
     settled.update(step.makes)
 
 
-def _allocate(source: Source, made: Allocation) -> None:
+def _allocate(source: Source, plan: Plan, made: Allocation) -> None:
     empty = source.bind(torch.empty_strided, "empty")
-    shape = f"{_tuple(made.size)}, {_tuple(made.stride)}"
-    source.add(f"{made.name} = {empty}({shape}, dtype={source.bind(made.dtype, 'dtype')})")
+    given = f"{_tuple(made.size)}, {_tuple(made.stride)}, dtype={source.bind(made.dtype, 'dtype')}"
+    if plan.on_gpu:
+        given += f", device={source.bind(plan.device, 'device')}"
+    source.add(f"{made.name} = {empty}({given})")
 
 
 def _given(step: Launch) -> list[str]:
     return [*(f"{name}.data_ptr()" for name in step.arguments), *(str(n) for n in step.sizes)]
+
+
+def _threads_of(source: Source, plan: Plan, step: Launch | Together) -> str:
+    if plan.on_gpu:
+        return "1"  # which only starts it
+    return _threads(step.work, f"{source.bind(torch.get_num_threads, 'threads')}()")
 
 
 def _threads(work: Index, all_of_them: str) -> str:

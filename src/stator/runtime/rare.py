@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
+
+from stator.codegen.triton.driver import launch_error
+
+aten: Final = torch.ops.aten
 
 
 def as_planned(tensor: torch.Tensor, stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -32,11 +36,29 @@ def truth(flag: torch.Tensor) -> bool:
     return bool(flag.item())
 
 
+def require_later(flag: torch.Tensor, message: str) -> None:
+    """Fail where a flag is set, when the device comes to it: nobody waits for that."""
+    aten._assert_async.msg(flag == 0, message)
+
+
+def refuse_launch(kernel: str, code: int) -> None:
+    """A kernel could not be launched."""
+    raise launch_error(kernel, code)
+
+
+def refuse_device(device: torch.device) -> None:
+    """A device could not be made the current one."""
+    raise RuntimeError(f"{device}, for which the graph was compiled, cannot be used")
+
+
 def empty_strided(
-    size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype
+    size: tuple[int, ...],
+    stride: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device | None = None,
 ) -> torch.Tensor:
     """A tensor by torch's own hands."""
-    return torch.empty_strided(size, stride, dtype=dtype)
+    return torch.empty_strided(size, stride, dtype=dtype, device=device)
 
 
 def dict_of(keys: tuple[Any, ...], *values: Any) -> dict[Any, Any]:

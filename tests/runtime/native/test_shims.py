@@ -15,15 +15,16 @@ import pytest
 import torch
 from torch import fx
 
+from stator.codegen.triton.launch import module_text
 from stator.core.dtypes import TORCH_DTYPES, scalar_type
 from stator.runtime.memory import plan_memory
 from stator.runtime.native.calls import Calls
 from stator.runtime.native.executor import native_program
 from stator.runtime.native.frame import Frame
 from stator.runtime.native.prelude import prelude_text
-from stator.runtime.native.shims import FRESH, INTO_MEMORY, PASSED_AS
+from stator.runtime.native.shims import FRESH, INTO_MEMORY, PASSED_AS, symbol_of
 from stator.runtime.native.values import Handle, Values
-from stator.runtime.plan import Allocation, Call, View
+from stator.runtime.plan import CPU, Allocation, Call, View
 from stator.torch_api import (
     TENSOR_IN_OBJECT,
     argument_types,
@@ -34,6 +35,7 @@ from tests.runtime.launches import launch, plan
 
 HEADERS: Final = (
     "inductor/aoti_torch/generated/c_shim_cpu.h",
+    "inductor/aoti_torch/generated/c_shim_cuda.h",
     "inductor/aoti_torch/c/shim_cpu.h",
     "inductor/aoti_torch/c/shim.h",
     "stable/c/shim.h",
@@ -45,7 +47,15 @@ KINDS: Final = {
     "uint32_t": "i32",
     "double": "double",
 }
-SHIMS: Final = {op: name for op, name in (*INTO_MEMORY.items(), *FRESH.items()) if op is not None}
+NAMES: Final = {op: name for op, name in (*INTO_MEMORY.items(), *FRESH.items()) if op is not None}
+_ON_CUDA_ALONE: Final = re.compile(
+    r"_scaled_dot_product_(flash|efficient|cudnn)_attention(_backward)?"
+)
+_ON_CPU_ALONE: Final = re.compile(r".*for_cpu.*|.*pointwise|_mkl_linear")
+SHIMS: Final = [
+    *((op, f"aoti_torch_cpu_{n}") for op, n in NAMES.items() if not _ON_CUDA_ALONE.fullmatch(n)),
+    *((op, f"aoti_torch_cuda_{n}") for op, n in NAMES.items() if not _ON_CPU_ALONE.fullmatch(n)),
+]
 
 folder = Path(torch.__file__).parent / "include" / "torch" / "csrc"
 needs_headers = pytest.mark.skipif(not folder.exists(), reason="torch came without its headers")
@@ -98,7 +108,7 @@ def test_pieces_of_a_header_are_told_apart() -> None:
 # --- operators ---
 
 EXAMPLES: Final[dict[str, tuple[Any, ...]]] = {
-    "Tensor": ("a tensor",),
+    "Tensor": ("a tensor", "a tensor", None),
     "Optional[Tensor]": ("a tensor", None),
     "int": (1, -1),
     "float": (0.5, 1),
@@ -116,7 +126,7 @@ EXAMPLES: Final[dict[str, tuple[Any, ...]]] = {
 }
 
 
-def declared_for(op: Any, which: int) -> tuple[str, ...]:
+def declared_for(op: Any, symbol: str, which: int) -> tuple[str, ...]:
     """How the host program declares the function that does `op`, for some choice of arguments."""
     frame = Frame()
     values = Values(frame, {}, frozenset(), frozenset())
@@ -132,25 +142,32 @@ def declared_for(op: Any, which: int) -> tuple[str, ...]:
     into = Allocation("out", (), (), torch.float32) if op in INTO_MEMORY else None
     if into is not None:
         values.places["out"] = Handle(frame.new_handle())
-    call = Call("out", op, tuple(given), {}, symbol=SHIMS[op], out=into)
+    call = Call("out", op, tuple(given), {}, symbol=symbol, out=into)
     assert calls.is_passable(call)
     calls.run(call)
-    return declared(frame.declared[SHIMS[op]])[SHIMS[op]]
+    return declared(frame.declared[symbol])[symbol]
 
 
 @needs_headers
-@pytest.mark.parametrize("op", SHIMS, ids=str)
-def test_an_operator_s_function_is_called_as_its_header_says(op: Any) -> None:
-    wanted = in_headers()[SHIMS[op]]
+@pytest.mark.parametrize(("op", "symbol"), SHIMS, ids=str)
+def test_an_operator_s_function_is_called_as_its_header_says(op: Any, symbol: str) -> None:
+    wanted = in_headers()[symbol]
 
     for which in range(3):
-        assert declared_for(op, which) == wanted
+        assert declared_for(op, symbol, which) == wanted
 
 
-@pytest.mark.parametrize("op", SHIMS, ids=str)
-def test_every_function_is_there_and_every_type_has_a_rule(op: Any) -> None:
-    assert torch_symbol(SHIMS[op]) is not None
+@pytest.mark.parametrize(("op", "symbol"), SHIMS, ids=str)
+def test_every_function_is_there_and_every_type_has_a_rule(op: Any, symbol: str) -> None:
+    if "_cpu_" in symbol or torch.version.cuda:
+        assert torch_symbol(symbol) is not None
     assert set(argument_types(op)) <= set(PASSED_AS) == set(EXAMPLES)
+
+
+def test_a_device_has_the_functions_that_torch_was_built_with() -> None:
+    assert symbol_of("mm_out", CPU) == "aoti_torch_cpu_mm_out"
+    assert symbol_of("_scaled_dot_product_flash_attention", CPU) is None
+    assert symbol_of(None, CPU) is None
 
 
 @pytest.mark.parametrize("op", INTO_MEMORY, ids=str)
@@ -174,7 +191,17 @@ def test_the_prelude_declares_torch_s_functions_as_they_are() -> None:
 
 
 @needs_headers
-def test_host_programs_declare_torch_s_functions_as_they_are() -> None:
+def test_launchers_declare_torch_s_functions_as_they_are() -> None:
+    known = in_headers()
+    ours = {name: kinds for name, kinds in declared(module_text([])).items() if "torch" in name}
+
+    assert ours
+    assert ours == {name: known[name] for name in ours}
+
+
+@needs_headers
+@pytest.mark.parametrize("device", ["cpu", "cuda:1"])
+def test_host_programs_declare_torch_s_functions_as_they_are(device: str) -> None:
     size, aten = (100, 100), torch.ops.aten
     a, b, c, e = (fx.Graph().placeholder(name) for name in "abce")
     room = replace(launch("a", "x", size=size).allocations[0], name="b")
@@ -185,13 +212,18 @@ def test_host_programs_declare_torch_s_functions_as_they_are() -> None:
         Call("c", aten.sort.default, (b,), {}, symbol="aoti_torch_cpu_sort"),
         Call("d", operator.getitem, (c, 0), {}),
         launch("e", "d", size=size),
-        outputs=(e, b),
+        Call("f", aten.sort.default, (e,), {}, symbol="aoti_torch_cpu_sort"),
+        outputs=(fx.Graph().placeholder("f"), b),
     )
+    made = replace(made, device=torch.device(device))
     known = in_headers()
     ours = declared(native_program(made, plan_memory(made)).text)
     shared = {name: kinds for name, kinds in ours.items() if "torch" in name}
 
-    assert {"aoti_torch_new_tensor_handle", "torch_get_num_threads"} <= shared.keys()
+    own = {"torch_get_num_threads", "torch_from_blob"}
+    if device != "cpu":
+        own = {"aoti_torch_create_cuda_guard", "aoti_torch__alloc_from_pool"}
+    assert {"aoti_torch_new_tensor_handle", *own} <= shared.keys()
     assert shared == {name: known[name] for name in shared}
     defined = {
         match[1]: tuple(piece.split()[0] for piece in pieces(match[2]))
@@ -199,9 +231,9 @@ def test_host_programs_declare_torch_s_functions_as_they_are() -> None:
             r"^define \S+ @(stator_\w+)\((.*)\) {", prelude_text(), re.MULTILINE
         )
     }
-    own = {name: kinds for name, kinds in ours.items() if name.startswith("stator_")}
-    assert own
-    assert own == {name: defined[name] for name in own}
+    prelude = {name: kinds for name, kinds in ours.items() if name.startswith("stator_")}
+    assert prelude
+    assert prelude == {name: defined[name] for name in prelude}
 
 
 @pytest.mark.parametrize("dtype", TORCH_DTYPES, ids=str)

@@ -22,11 +22,12 @@ from stator.runtime.native.values import (
     Parts,
     Planned,
     Reference,
+    Slot,
     Values,
 )
 from stator.runtime.plan import Call
 from stator.runtime.rare import dict_of
-from stator.torch_api import OpOverload, argument_types, given_arguments, out_variant, returns_of
+from stator.torch_api import OpOverload, argument_types, given_arguments, out_variant, result_types
 
 LIBRARIES: Final = ("onednn", "mkldnn", "mkl")  # by the names under which torch has them
 
@@ -43,7 +44,9 @@ class Calls:
         places = self.values.places
         source = places.get(call.args[0].name) if call.target is operator.getitem else None
         if isinstance(source, Parts):
-            places[call.name] = Handle(self.part(source, call.args[1]))
+            found = source.parts[call.args[1]]
+            is_number = isinstance(found, Numeric)
+            places[call.name] = found if is_number else Handle(self.part(source, call.args[1]))
         elif isinstance(source, Object):
             places[call.name] = Object(self.frame.keep_object(self._item(call)))
         elif call.symbol is not None and self.is_passable(call):
@@ -58,9 +61,10 @@ class Calls:
 
     def part(self, parts: Parts, index: int) -> int:
         """A slot with one of the results."""
-        frame = self.frame
+        frame, found = self.frame, parts.parts[index]
+        assert isinstance(found, Handle), "a number has no slot"
         slot = frame.new_handle()
-        whole, own = frame.load_handle(parts.slots[index]), frame.handle_at(slot)
+        whole, own = frame.load_handle(found.slot), frame.handle_at(slot)
         frame.call("i32", "aoti_torch_new_tensor_handle", f"ptr {whole}", f"ptr {own}")
         return slot
 
@@ -156,9 +160,7 @@ class Calls:
         """Whether the C function can be given this value."""
         places = self.values.places
         match kind:
-            case "Tensor":
-                return isinstance(value, fx.Node)
-            case "Optional[Tensor]":
+            case "Tensor" | "Optional[Tensor]":
                 return value is None or isinstance(value, fx.Node)
             case "int" | "Optional[int]":
                 is_number = isinstance(value, fx.Node) and isinstance(places[value.name], Numeric)
@@ -179,16 +181,31 @@ class Calls:
         if call.out is not None:
             passed.append(f"ptr {values.handle(call.name)}")
         arguments = given_arguments(call.target, call.args, call.kwargs)
+        undefined: list[int] = []
         for kind, value in zip(argument_types(call.target), arguments, strict=True):
-            passed += self._passed(kind, value)
-        slots: list[int] = []
+            if kind == "Tensor" and value is None:
+                undefined.append(self._undefined())
+                passed.append(f"ptr {frame.load_handle(undefined[-1])}")
+            else:
+                passed += self._passed(kind, value)
+        slots: list[Slot] = []
         if call.out is None:
-            slots = [frame.new_handle() for _ in range(returns_of(call.target))]
-            passed += [f"ptr {frame.handle_at(slot)}" for slot in slots]
+            kinds = result_types(call.target)
+            slots = [frame.new_handle() if kind == "Tensor" else frame.room(1) for kind in kinds]
+            passed += [f"ptr {s if isinstance(s, str) else frame.handle_at(s)}" for s in slots]
         frame.unlock()  # they take their time
         self.check(frame.call("i32", symbol, *passed), call, slots)
-        if slots:
-            values.places[call.name] = Handle(slots[0]) if len(slots) == 1 else Parts(tuple(slots))
+        for slot in undefined:
+            frame.drop_handle(slot)
+        parts = tuple(self._made(slot) for slot in slots)
+        if parts:
+            values.places[call.name] = parts[0] if len(parts) == 1 else Parts(parts)
+
+    def _made(self, slot: Slot) -> Handle | Numeric:
+        """A result that a C function left somewhere."""
+        if isinstance(slot, int):
+            return Handle(slot)
+        return Numeric(self.frame.w.let(f"load i64, ptr {slot}"))
 
     def dispatch(self, call: Call) -> None:
         """Call an operator by its name."""
@@ -197,23 +214,32 @@ class Calls:
         if len(slots) == 1 and call.parts is None:
             self.values.places[call.name] = Handle(slots[0])
         elif call.out is None:
-            self.values.places[call.name] = Parts(tuple(slots))
+            self.values.places[call.name] = Parts(tuple(map(Handle, slots)))
 
-    def check(self, code: str, call: Call, slots: list[int]) -> None:
+    def check(self, code: str, call: Call, slots: Sequence[Slot]) -> None:
         """What fails is done again by Python, which raises what eager raises, or does it."""
         with self.frame.unless(self.frame.is_zero(code)):
             self._again(self._python(call), slots)
 
-    def _again(self, result: str, slots: list[int]) -> None:
+    def _again(self, result: str, slots: Sequence[Slot]) -> None:
         """Put what Python returned where the C function would have put it."""
         frame, values = self.frame, self.values
         if len(slots) == 1:
-            values.to_handle(result, slots[0])
+            self._put(result, slots[0])
             return
         for number, slot in enumerate(slots):
             item = frame.call("ptr", "PySequence_GetItem", f"ptr {result}", f"i64 {number}")
-            values.to_handle(item, slot)
+            self._put(item, slot)
         values.release(Reference(result, True))
+
+    def _put(self, item: str, slot: Slot) -> None:
+        """A result of Python's, of which we have a reference, where a C function's would be."""
+        if isinstance(slot, int):
+            self.values.to_handle(item, slot)
+            return
+        number = self.frame.call("i64", "PyLong_AsLongLong", f"ptr {item}")
+        self.frame.w.line(f"store i64 {number}, ptr {slot}")
+        self.values.release(Reference(item, True))
 
     def _passed(self, kind: str, value: Any) -> list[str]:
         """An argument as C has it."""
@@ -245,6 +271,15 @@ class Calls:
                 return [f"ptr {row}", f"i64 {len(value)}"]
             case _:
                 return ["ptr null", "i64 0"]  # an empty list
+
+    def _undefined(self) -> int:
+        """The slot of a tensor that is none, where a schema wants one and Python passes None."""
+        frame = self.frame
+        slot = frame.new_handle()
+        given = f"ptr {frame.handle_at(slot)}"
+        code = frame.call("i32", "aoti_torch_new_uninitialized_tensor", given)
+        frame.require_memory(frame.is_zero(code))
+        return slot
 
     def integer(self, value: Any) -> str:
         """A number of the program, known or in a register."""

@@ -16,7 +16,7 @@ from torch import fx
 
 from stator.core.dtypes import scalar_type
 from stator.runtime.native.frame import Frame
-from stator.runtime.native.values import Values
+from stator.runtime.native.values import DEVICE_TYPES, Values
 from stator.runtime.plan import Call
 from stator.torch_api import (
     OpOverload,
@@ -35,7 +35,7 @@ _FITS: Final[Mapping[str, Callable[[Any], bool]]] = {
     "bool": lambda value: isinstance(value, bool),
     "str": lambda value: isinstance(value, str),
     "ScalarType": lambda value: isinstance(value, torch.dtype),
-    "Device": lambda value: isinstance(value, torch.device) and value.type == "cpu",
+    "Device": lambda value: isinstance(value, torch.device) and value.type in DEVICE_TYPES,
     "Layout": lambda value: value is torch.strided,
     "MemoryFormat": lambda value: isinstance(value, torch.memory_format),
 }
@@ -50,8 +50,13 @@ _NUMBERS: Final[Mapping[str, Callable[[Any], int]]] = {
     "bool": int,
     "float": lambda value: int(struct.unpack("<q", struct.pack("<d", float(value)))[0]),
     "ScalarType": scalar_type,
-    "Device": lambda value: 0xFFFFFFFF,  # the CPU, without a number
+    "Device": lambda value: DEVICE_TYPES[value.type] << 32 | _number(value),
 }
+
+
+def _number(device: torch.device) -> int:
+    """Which of a kind; -1, in 32 bits, where none is named."""
+    return 0xFFFFFFFF if device.index is None else device.index
 
 
 def why_not_dispatched(call: Call) -> str | None:

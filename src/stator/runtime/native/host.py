@@ -42,8 +42,16 @@ from stator.runtime.plan import (
     View,
 )
 from stator.runtime.python import WORTH_THREADS
-from stator.runtime.rare import refuse_arguments, truth
+from stator.runtime.rare import (
+    refuse_arguments,
+    refuse_device,
+    refuse_launch,
+    require_later,
+    truth,
+)
 
+ENTER: Final = "aoti_torch_create_cuda_guard"
+LEAVE: Final = "aoti_torch_delete_cuda_guard"
 LONG: Final = 1 << 20  # points times operations, during which other threads should run
 
 
@@ -80,12 +88,14 @@ class Host:
     annotate: Any
     watch: Watch | None = None
     frame: Frame = field(default_factory=Frame)
+    guard: str = ""  # where the guard is that keeps a GPU the current device
     values: Values = field(init=False)
     calls: Calls = field(init=False)
 
     def __post_init__(self) -> None:
         written = frozenset(name for step in self.plan.steps for name in step.writes)
         self.values = Values(self.frame, self.plan.layouts, written, self.plan.callers)
+        self.values.device = self.plan.device
         self.calls = Calls(self.frame, self.values)
 
     def write(self) -> HostProgram:
@@ -94,7 +104,9 @@ class Host:
             self.values.places[name] = Object(frame.new_object())
         self.write_steps()
         result = self._outputs()
-        if self.memory.offsets:
+        if self.plan.on_gpu:
+            self._leave_device()
+        elif self.memory.offsets:
             frame.call("void", "stator_arena_give", "ptr %arena")
         frame.w.line(f"ret ptr {result.value}")
         self._way_out()
@@ -103,10 +115,13 @@ class Host:
 
     def write_steps(self) -> None:
         """The sizes, the arena, and all steps."""
+        if self.plan.on_gpu:
+            self._enter_device()
         self.read_sizes()
         if self.memory.offsets:
             self._open_arena()
-        if any(isinstance(step, Launch | Together) for step in self.plan.steps):
+        launches = any(isinstance(step, Launch | Together) for step in self.plan.steps)
+        if launches and not self.plan.on_gpu:
             self._count_threads()
         if self.watch is not None:
             self.watch.enter(self.frame)
@@ -143,8 +158,28 @@ class Host:
         above = frame.w.let(f"sub i64 {value}, {shown.start}")
         frame.w.line(f"%{symbol} = sdiv i64 {above}, {shown.step}")
 
+    def _enter_device(self) -> None:
+        """Make the plan's device the current one, as calls and launches expect it."""
+        frame, device = self.frame, self.plan.device
+        self.guard = frame.room(1)
+        frame.w.line(f"store ptr null, ptr {self.guard}")
+        code = frame.call("i32", ENTER, f"i32 {device.index or 0}", f"ptr {self.guard}")
+        with frame.unless(frame.is_zero(code)):
+            self._refuse(refuse_device, self.values.fixed(device))
+
+    def _leave_device(self) -> None:
+        held = self.frame.w.let(f"load ptr, ptr {self.guard}")
+        self.frame.call("i32", LEAVE, f"ptr {held}")
+
+    def _refuse(self, raises: Any, *given: Reference) -> None:
+        """Call a Python function that raises."""
+        self.values.call_object(self.values.fixed(raises), given)
+
     def _open_arena(self) -> None:
         frame = self.frame
+        if self.plan.on_gpu:
+            self.values.open_arena(self.memory.arena)
+            return
         size = frame.index(self.memory.arena)
         frame.w.line(f"%arena = call ptr @stator_arena_take(i64 {size})")
         frame.declared["stator_arena_take"] = "declare ptr @stator_arena_take(i64) nonlazybind"
@@ -217,10 +252,21 @@ class Host:
 
     def call_kernel(self, kernel: Kernel, given: list[str]) -> None:
         """Call a kernel by its symbol."""
-        self.frame.call("void", self.kernels[kernel], *given)
+        frame = self.frame
+        if not self.plan.on_gpu:
+            frame.call("void", self.kernels[kernel], *given)
+            return
+        code = frame.call("i32", self.kernels[kernel], *given)
+        with frame.unless(frame.is_zero(code)):
+            step = self.plan.steps[frame.step]
+            name = step.kernel.name if isinstance(step, Launch) else self.kernels[kernel]
+            answer = self.values.number(frame.w.let(f"sext i32 {code} to i64"))
+            self._refuse(refuse_launch, self.values.fixed(name), answer)
 
     def _threads(self, work: Index) -> str:
         """How many threads a kernel runs on: below the break-even one."""
+        if self.plan.on_gpu:
+            return "1"
         if work.constant is not None:
             return "%threads" if work.constant >= WORTH_THREADS else "1"
         w = self.frame.w
@@ -228,12 +274,19 @@ class Host:
         return w.let(f"select i1 {worth}, i32 %threads, i32 1")
 
     def _unlock_for(self, work: Index) -> None:
-        if work.constant is None or work.constant >= LONG:
+        # A launch waits where the device is far behind, maybe for another thread's launch.
+        if self.plan.on_gpu or work.constant is None or work.constant >= LONG:
             self.frame.unlock()
 
     def require(self, step: Require) -> None:
         """Raise an error if a flag is set."""
         frame = self.frame
+        if self.plan.on_gpu:
+            frame.lock()
+            given = [self.values.object(step.flag), self.values.fixed(step.message)]
+            done = self.values.call_object(self.values.fixed(require_later), given)
+            self.values.release(Reference(done, True))
+            return
         place = self.values.places[step.flag]
         if isinstance(place, Planned) and place.made.dtype is torch.int32:
             broken = frame.w.let(f"load i32, ptr {self.values.address(step.flag)}")
@@ -292,11 +345,14 @@ class Host:
             "ptr %handles",
             f"i64 {frame.handles}",
         )
-        arena = w.let("load ptr, ptr %taken")
-        taken = frame.is_set(arena)
-        w.line(f"br i1 {taken}, label %give_back, label %gone")
+        # The CPU's arena, or the guard of a GPU, whose arena was one of the handles.
+        held = w.let(f"load ptr, ptr {self.guard or '%taken'}")
+        w.line(f"br i1 {frame.is_set(held)}, label %give_back, label %gone")
         w.open_block("give_back")
-        frame.call("void", "stator_arena_give", f"ptr {arena}")
+        if self.plan.on_gpu:
+            self._leave_device()
+        else:
+            frame.call("void", "stator_arena_give", f"ptr {held}")
         w.line("br label %gone")
         w.open_block("gone")
         w.line("ret ptr null")

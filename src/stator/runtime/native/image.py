@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from stator.codegen.llvm.libraries import library_function
 from stator.codegen.llvm.objects import can_load, load_object
+from stator.codegen.triton.driver import kernel_function
 from stator.core.torch_types import Boxed
 from stator.runtime.native.prelude import load_prelude
 from stator.torch_api import (
@@ -65,9 +66,22 @@ class _Method(ctypes.Structure):
     )
 
 
+# What torch must export, by where a plan's kernels run.
+_NEEDED: Final = {
+    "cpu": ("torch_from_blob", "torch_get_num_threads", WRAP_TENSOR),
+    "cuda": (
+        "aoti_torch__alloc_from_pool",
+        "aoti_torch_create_cuda_guard",
+        "aoti_torch_delete_cuda_guard",
+        "aoti_torch_get_current_cuda_stream",
+        WRAP_TENSOR,
+    ),
+}
+
+
 @cache
-def why_not_native() -> str | None:
-    """None if host programs can run here; otherwise the reason, for the log."""
+def why_not_native(device: str = "cpu") -> str | None:
+    """None if host programs can run here, for a kind of device; otherwise the reason."""
     if not can_load():
         return f"host programs are for Linux on x86-64, not {sys.platform} on {platform.machine()}"
     if sys.implementation.name != "cpython" or sysconfig.get_config_var("Py_GIL_DISABLED"):
@@ -85,14 +99,13 @@ def why_not_native() -> str | None:
         return "tuples or bytes lie otherwise in memory than expected"
     if not tensor_is_in_object():
         return "tensors lie otherwise in memory than expected"
-    needed = ("torch_from_blob", "torch_get_num_threads", WRAP_TENSOR)
-    missing = [name for name in needed if torch_symbol(name) is None]
+    missing = [name for name in _NEEDED[device] if torch_symbol(name) is None]
     return f"torch does not export {', '.join(missing)}" if missing else None
 
 
 def load_image(image: Image, label: str) -> Boxed:
     """The program as a Python function."""
-    modules = [load_object(data, library_function) for data in image.modules]
+    modules = [load_object(data, kernel_function) for data in image.modules]
     known = {
         **load_prelude(image.prelude),
         **{f"kernel_{i}": modules[m].address(name) for i, (m, name) in enumerate(image.kernels)},

@@ -274,6 +274,19 @@ fail:
   ret i32 1
 }
 
+; The same on another device, where torch's allocator is the pool.
+define i32 @stator_new_on(i64 %dims, ptr %size, ptr %stride, i32 %dtype, i32 %kind, i32 %index, ptr %slot, ptr %data) {
+  %code = call i32 @aoti_torch_empty_strided(i64 %dims, ptr %size, ptr %stride, i32 %dtype, i32 %kind, i32 %index, ptr %slot)
+  %ok = icmp eq i32 %code, 0
+  br i1 %ok, label %look, label %fail
+look:
+  %own = load ptr, ptr %slot
+  %looked = call i32 @torch_get_mutable_data_ptr(ptr %own, ptr %data)
+  ret i32 %looked
+fail:
+  ret i32 1
+}
+
 ; The address of a tensor's data, if it lies as a kernel was compiled for: 0, or 1 if it does not.
 define i32 @stator_data(ptr %tensor, i32 %dtype, i64 %dims, ptr %stride, i32 %written, ptr %data) {
 entry:

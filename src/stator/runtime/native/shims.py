@@ -1,5 +1,7 @@
 """Operators that torch exports as C functions, and how their arguments are passed.
 
+`aoti_torch_cpu_mm_out` is mm_out on the CPU: a name here, a device and what it was built with tell
+whether torch has it.
 The signatures follow from the operators' schemas by rule; a test holds them against the headers
 that torch installs.  A symbol never changes its signature: what needs another gets a new name.
 """
@@ -12,34 +14,48 @@ from typing import Any, Final
 import torch
 
 from stator.ops.libraries import mkl_linear, onednn_convolution, onednn_linear
+from stator.torch_api import torch_symbol
 
 aten: Final = torch.ops.aten
 
 # The result goes into memory that the plan has for it.
 INTO_MEMORY: Final[Mapping[Any, str]] = {
-    aten.mm.default: "aoti_torch_cpu_mm_out",
-    aten.addmm.default: "aoti_torch_cpu_addmm_out",
-    aten.bmm.default: "aoti_torch_cpu_bmm_out",
-    aten.baddbmm.default: "aoti_torch_cpu_baddbmm_out",
+    aten.mm.default: "mm_out",
+    aten.addmm.default: "addmm_out",
+    aten.bmm.default: "bmm_out",
+    aten.baddbmm.default: "baddbmm_out",
 }
 
-# The results are tensors that torch makes.
+_ATTENTION: Final = (
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+    aten._scaled_dot_product_flash_attention.default,
+    aten._scaled_dot_product_flash_attention_backward.default,
+    aten._scaled_dot_product_efficient_attention.default,
+    aten._scaled_dot_product_efficient_attention_backward.default,
+    aten._scaled_dot_product_cudnn_attention.default,
+    aten._scaled_dot_product_cudnn_attention_backward.default,
+)
+
+# The results are tensors that torch makes, and numbers.
 FRESH: Final[Mapping[Any, str]] = {
-    aten.convolution.default: "aoti_torch_cpu_convolution",
-    aten.convolution_backward.default: "aoti_torch_cpu_convolution_backward",
-    aten._scaled_dot_product_flash_attention_for_cpu.default: (
-        "aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu"
-    ),
-    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: (
-        "aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu_backward"
-    ),
-    aten.topk.default: "aoti_torch_cpu_topk",
-    aten.sort.default: "aoti_torch_cpu_sort",
-    aten._embedding_bag.default: "aoti_torch_cpu__embedding_bag",
-    onednn_linear(): "aoti_torch_cpu__linear_pointwise",
-    onednn_convolution(): "aoti_torch_cpu_mkldnn__convolution_pointwise",
-    mkl_linear(): "aoti_torch_cpu__mkl_linear",
+    aten.convolution.default: "convolution",
+    aten.convolution_backward.default: "convolution_backward",
+    **{op: op.name().removeprefix("aten::") for op in _ATTENTION},
+    aten.topk.default: "topk",
+    aten.sort.default: "sort",
+    aten._embedding_bag.default: "_embedding_bag",
+    onednn_linear(): "_linear_pointwise",
+    onednn_convolution(): "mkldnn__convolution_pointwise",
+    mkl_linear(): "_mkl_linear",
 }
+
+
+def symbol_of(name: str | None, device: torch.device) -> str | None:
+    """What torch calls a function on a device, if it has it there."""
+    symbol = f"aoti_torch_{device.type}_{name}"
+    return None if name is None or torch_symbol(symbol) is None else symbol
+
 
 # A type of a schema, and the types that it has in C.
 PASSED_AS: Final[Mapping[str, tuple[str, ...]]] = {

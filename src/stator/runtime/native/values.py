@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import torch
 
 from stator.core.dtypes import scalar_type
 from stator.loops.index import Index
 from stator.runtime.native.frame import Frame
-from stator.runtime.plan import Allocation, View
+from stator.runtime.plan import CPU, Allocation, View
 from stator.runtime.rare import as_planned, empty_strided, refuse
 from stator.torch_api import TENSOR_IN_OBJECT, WRAP_TENSOR
 
@@ -55,9 +55,9 @@ class Numeric:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What an operator with several results returned, each in a slot."""
+    """What an operator with several results returned."""
 
-    slots: tuple[int, ...]
+    parts: tuple[Handle | Numeric, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,10 @@ class Borrowed:
 
 
 Place: TypeAlias = Object | Handle | Planned | Look | Numeric | Parts | Borrowed
+# Where a C function puts a result: a slot of handles, or a room for a number.
+Slot: TypeAlias = int | str
+ARENA: Final = "arena of the call"  # of a GPU: a tensor, under a name that no graph has
+DEVICE_TYPES: Final = {"cpu": 0, "cuda": 1}  # by their numbers in C++
 Layouts: TypeAlias = Mapping[str, tuple[tuple[Index, ...], torch.dtype]]
 
 
@@ -92,6 +96,7 @@ class Values:
     addresses: dict[str, str] = field(default_factory=dict)  # of data
     tuples: dict[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict)
     views: dict[str, int] = field(default_factory=dict)  # handles on buffers of the arena
+    device: torch.device = CPU  # where tensors are made
 
     # --- making and freeing ---
 
@@ -99,27 +104,33 @@ class Values:
         """A tensor that may leave the program."""
         frame = self.frame
         slot, data = frame.new_handle(), frame.room(1)
-        size = frame.index(made.elements * made.dtype.itemsize)
-        code = frame.call(
-            "i32",
-            "stator_new_tensor",
-            f"i64 {size}",
+        layout = [
             f"i64 {len(made.size)}",
             f"ptr {frame.array(made.size)}",
             f"ptr {frame.array(made.stride)}",
             f"i32 {scalar_type(made.dtype)}",
-            f"ptr {frame.handle_at(slot)}",
-            f"ptr {data}",
-        )
+        ]
+        to = [f"ptr {frame.handle_at(slot)}", f"ptr {data}"]
+        if self.device.type == "cpu":
+            size = frame.index(made.elements * made.dtype.itemsize)
+            code = frame.call("i32", "stator_new_tensor", f"i64 {size}", *layout, *to)
+        else:
+            code = frame.call("i32", "stator_new_on", *layout, *self._on_device(), *to)
         self.without_memory(code, made, slot, data)
         self.places[made.name] = Handle(slot)
         self.addresses[made.name] = frame.w.let(f"load ptr, ptr {data}")
+
+    def _on_device(self) -> list[str]:
+        """The device as torch's C functions take it; without a number it is the current one."""
+        number = -1 if self.device.index is None else self.device.index
+        return [f"i32 {DEVICE_TYPES[self.device.type]}", f"i32 {number}"]
 
     def without_memory(self, code: str, made: Allocation, slot: int, data: str) -> None:
         """Where a tensor could not be made: torch says why not, or finds memory after all."""
         frame = self.frame
         with frame.unless(frame.is_zero(code)):
             given = [self.sizes(made.size), self.sizes(made.stride), self.fixed(made.dtype)]
+            given += [] if self.device.type == "cpu" else [self.fixed(self.device)]
             self.to_handle(self.call_object(self.fixed(empty_strided), given), slot)
             handle = frame.load_handle(slot)
             frame.call("i32", "torch_get_mutable_data_ptr", f"ptr {handle}", f"ptr {data}")
@@ -130,6 +141,11 @@ class Values:
         held = self.frame.python(value)
         self.frame.call("void", "Py_IncRef", f"ptr {held}")
         self.places[name] = Object(self.frame.keep_object(held))
+
+    def open_arena(self, size: Index) -> None:
+        """An arena on a GPU: a tensor for the length of the call."""
+        self.make(Allocation(ARENA, (size,), (Index.of(1),), torch.uint8))
+        self.frame.w.line(f"%arena = getelementptr i8, ptr {self.addresses[ARENA]}, i64 0")
 
     def plan(self, made: Allocation, offset: Index) -> None:
         """A buffer at its place in the arena."""
@@ -162,9 +178,10 @@ class Values:
                 frame.drop_handle(slot)
             case Planned() | Look() if name in self.views:
                 frame.drop_handle(self.views.pop(name))
-            case Parts(slots):
-                for slot in slots:
-                    frame.drop_handle(slot)
+            case Parts(parts):
+                for part in parts:
+                    if isinstance(part, Handle):
+                        frame.drop_handle(part.slot)
 
     # --- forms ---
 
@@ -307,6 +324,8 @@ class Values:
 
     def _on_arena(self, made: Allocation, slot: int) -> str:
         frame = self.frame
+        if self.device.type != "cpu":
+            return self._in_pool(made, slot)
         return frame.call(
             "i32",
             "torch_from_blob",
@@ -326,6 +345,25 @@ class Values:
             "ptr null",
         )
 
+    def _in_pool(self, made: Allocation, slot: int) -> str:
+        """A look at the tensor that the arena is: it stays as long as somebody looks."""
+        frame, w = self.frame, self.frame.w
+        start, place = (
+            w.let(f"ptrtoint ptr {pointer} to i64")
+            for pointer in ("%arena", self.addresses[made.name])
+        )
+        return frame.call(
+            "i32",
+            "aoti_torch__alloc_from_pool",
+            f"ptr {self.handle(ARENA)}",
+            f"i64 {w.let(f'sub i64 {place}, {start}')}",
+            f"i32 {scalar_type(made.dtype)}",
+            f"i64 {len(made.size)}",
+            f"ptr {frame.array(made.size)}",
+            f"ptr {frame.array(made.stride)}",
+            f"ptr {frame.handle_at(slot)}",
+        )
+
     def object(self, name: str) -> Reference:
         """A value as a Python object."""
         frame = self.frame
@@ -336,9 +374,13 @@ class Values:
                 return self.number(value)
             case Handle() | Planned() | Look() | Borrowed():
                 return self.wrapped(self.handle(name))
-            case Parts(slots):
-                parts = [self.wrapped(frame.load_handle(slot)) for slot in slots]
-                return self.row_of(parts, "Tuple")
+            case Parts(parts):
+                return self.row_of([self._part(part) for part in parts], "Tuple")
+
+    def _part(self, part: Handle | Numeric) -> Reference:
+        if isinstance(part, Numeric):
+            return self.number(part.value)
+        return self.wrapped(self.frame.load_handle(part.slot))
 
     # --- Python objects ---
 
