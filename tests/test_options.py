@@ -217,6 +217,17 @@ def test_torch_s_modes_are_known() -> None:
     }
 
 
+def test_what_the_modes_ask_of_a_gpu() -> None:
+    told = {mode: read_options(mode) for mode in MODES}
+
+    assert [mode for mode in MODES if told[mode].cuda_graphs] == ["reduce-overhead", "max-autotune"]
+    assert [mode for mode in MODES if told[mode].autotune] == [
+        "max-autotune",
+        "max-autotune-no-cudagraphs",
+    ]
+    assert told["default"] == Options()
+
+
 @pytest.mark.parametrize("mode", [None, *MODES])
 def test_a_mode_leaves_room_for_options(mode: str | None) -> None:
     assert read_options(mode, {"fuel": 3}).fuel == 3
