@@ -12,8 +12,13 @@ WORKERS := -n 2 --dist worksteal
 # What torch alone runs is tried on the parts that ask most of it.
 FEW := tests/aot/test_alias.py tests/aot/test_mutation.py tests/aot/test_random.py
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+# On a machine with a GPU nothing is installed: what it has is used as it is, ours from the source.
+GPU_PYTHON ?= $(firstword $(wildcard $(BIN)/python) $(PYTHON))
+ON_GPU := PYTHONPATH=src:.:$$PYTHONPATH $(GPU_PYTHON)
+# Several processes share the device, where pytest can: compiling is most of the time.
+GPU_WORKERS = $(shell $(GPU_PYTHON) -c 'import xdist' 2>&1 || echo no)
 
-.PHONY: help demo test check sweep bench faults docs format clean
+.PHONY: help demo test check sweep bench faults gpu-test gpu-sweep gpu-bench docs format clean
 
 help:
 	@echo 'make demo    compile a small transformer, compare with eager'
@@ -22,6 +27,9 @@ help:
 	@echo 'make sweep   every operator of torch'"'"'s database; writes docs/coverage.md'
 	@echo 'make bench   measure; writes benchmarks/RESULTS.md'
 	@echo 'make faults  put 60 bugs into the compiler, minimise and bisect each; writes results'
+	@echo 'make gpu-test   on a machine with an NVIDIA GPU: the tests of tests/gpu; writes nothing'
+	@echo 'make gpu-sweep  there: a sample of 150 operators; writes .sweep/gpu.jsonl'
+	@echo 'make gpu-bench  there: measure; writes benchmarks/gpu.json and RESULTS.md'
 	@echo 'make docs    write docs/tour.md from the dumps of a compilation'
 	@echo 'make format  format and fix what ruff can'
 	@echo 'make clean   remove .venv and every cache'
@@ -60,6 +68,18 @@ bench: $(STAMP)
 
 faults: $(STAMP)
 	$(BIN)/python -m benchmarks.faults
+
+gpu-test:
+	PYTHONDONTWRITEBYTECODE=1 $(ON_GPU) -m pytest -q -p no:cacheprovider tests/gpu \
+	  $(if $(GPU_WORKERS),,-n 4 --dist worksteal)
+
+gpu-sweep:
+	$(ON_GPU) -m tests.gpu.sweep --count 150 --seed 0
+
+# A row that fails does not keep the others from being written down.
+gpu-bench:
+	-$(ON_GPU) -m benchmarks.gpu --out .bench/gpu.json
+	$(ON_GPU) -m benchmarks.gpu_report .bench/gpu.json
 
 docs: $(STAMP)
 	$(BIN)/python -m docs.tour

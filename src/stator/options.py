@@ -23,6 +23,7 @@ MODES: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 
 
+CODEGENS: Final = ("auto", "triton")
 EXECUTORS: Final = ("native", "python")
 CHECKS: Final = ("graphs", "values")  # what is verified after a pass
 FUELS: Final = ("fuel", "pass_fuel", "kernel_fuel")  # what can be counted and stopped
@@ -39,6 +40,7 @@ class Options:
 
     strict: bool = False  # raise CompileError where a graph would fall back to eager
     kernels: bool = True  # fuse operators into native CPU kernels; off: torch runs them all
+    codegen: str = "auto"  # "triton": kernels as for a GPU, by its interpreter where there is none
     executor: str = "native"  # what runs between kernels: "native" code, or "python" for debugging
     numerics: str = "fast"  # "eager": eager's own bits; operators whose kernels differ are calls
     fallback_random: bool = False  # with kernels: eager's own random bits, drawn by torch
@@ -220,6 +222,7 @@ def _is_path(value: Any) -> bool:
 
 # What an option wants, in words, and whether a value is that; the others are switches.
 _WANTED: Final[Mapping[str, tuple[str, Callable[[Any], bool]]]] = {
+    "codegen": (" or ".join(map(repr, CODEGENS)), lambda value: value in CODEGENS),
     "executor": (" or ".join(map(repr, EXECUTORS)), lambda value: value in EXECUTORS),
     "verify": (
         "True, False or 'kernels'",

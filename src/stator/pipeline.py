@@ -41,6 +41,7 @@ from stator.graph.registry import with_registered
 from stator.graph.rules import apply_rules
 from stator.graph.run import CAPTURED, Ctx, GraphPass, dump_graph, run_passes
 from stator.lower.lower import Lowering
+from stator.lower.target import target_of
 from stator.options import FUELS, Options
 from stator.package.planned import Planned
 from stator.passes.freezing.drop_casts import drop_casts
@@ -317,7 +318,7 @@ def _executor(
     ctx.dump.write(f"{label}_program.py", lambda: program_text(plan, load_plan(plan, name)))
     times = note_plan(plan, memory, label, ctx.record)
     ranges = ranges_of(plan, ctx.options, ctx.record)
-    reason = "Options.executor" if ctx.options.executor == "python" else why_not_native()
+    reason = _why_python(plan, ctx.options) or why_not_native(plan.device.type)
     if reason is None:
         ctx.dump.write(f"{label}_host.ll", lambda: native_program(plan, memory).text)
         image = compile_native(plan, memory, watch_of(plan, ranges, times))
@@ -328,12 +329,19 @@ def _executor(
     return CompiledGraph(load_plan(plan, name, ranges=ranges))
 
 
+def _why_python(plan: Plan, options: Options) -> str | None:
+    if options.codegen == "triton" and plan.device.type == "cpu":
+        return "Triton's interpreter is Python"
+    return "Options.executor" if options.executor == "python" else None
+
+
 def _plan(module: fx.GraphModule, name: str, ctx: Ctx, loads: bool) -> Plan:
     """With native kernels where the options allow; if they cannot be built, torch runs all."""
     if ctx.options.kernels:
         try:
             as_eager = ctx.options.has_eager_bits
-            lowering = Lowering(module, fuel=ctx.kernel_fuel, as_eager=as_eager)
+            target = target_of(module.graph, ctx.options.codegen)
+            lowering = Lowering(module, fuel=ctx.kernel_fuel, as_eager=as_eager, target=target)
             return plan_kernels(module, ctx.record, name, ctx.dump, loads=loads, lowering=lowering)
         except Exception as error:
             note_fallback(error, ctx.record, ctx.options.strict)

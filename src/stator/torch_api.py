@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -142,8 +142,20 @@ def keeps_graph() -> bool:
 
 def is_sole(values: list[Any], place: int) -> bool:
     """Whether nobody but the list has the tensor at a place, or looks at its memory."""
-    holders = torch._C._storage_Use_Count(values[place].untyped_storage()._cdata)
+    holders = storage_holders(values[place].untyped_storage())
     return sys.getrefcount(values[place]) <= 2 and holders <= 2  # each counts who asks
+
+
+def storage_holders(storage: Any) -> int:
+    """How many look at some memory: tensors, and whoever asks."""
+    return int(torch._C._storage_Use_Count(storage._cdata))
+
+
+def end_allocation(device: torch.device, pool: Any) -> None:
+    """Let torch give no more memory to a recording of a GPU that was broken off."""
+    end = getattr(torch._C, "_cuda_endAllocateToPool", None)
+    with suppress(RuntimeError):  # it had ended by itself
+        None if end is None else end(device.index, pool)
 
 
 @contextmanager
@@ -254,16 +266,11 @@ _SECRET_KEEPERS: Final = frozenset(
         "aten::_lazy_clone",  # until somebody writes
         "aten::_sparse_coo_tensor_with_dims_and_tensors",
         "aten::_unsafe_view",
-        "aten::dequantize.self",  # of what is not quantized
-        "aten::dequantize.tensors",
+        *("aten::dequantize.self", "aten::dequantize.tensors"),  # of what is not quantized
         "aten::lift",
-        "aten::set.source_Storage",
-        "aten::set.source_Storage_storage_offset",
-        "aten::set.source_Tensor",
-        "aten::sparse_compressed_tensor.comp_plain_value",
-        "aten::sparse_compressed_tensor.comp_plain_value_size",
-        "aten::unsafe_split.Tensor",
-        "aten::unsafe_split_with_sizes",
+        *(f"aten::set.source_{of}" for of in ("Storage", "Storage_storage_offset", "Tensor")),
+        *(f"aten::sparse_compressed_tensor.comp_plain_value{end}" for end in ("", "_size")),
+        *("aten::unsafe_split.Tensor", "aten::unsafe_split_with_sizes"),
     }
 )
 
@@ -335,20 +342,15 @@ def compile_state() -> str:
         "float32": ["ieee" if one == "none" else one for one in rounding],
         "libraries": (cudnn.enabled, mkldnn.enabled, mkldnn.deterministic),
         "attention": [getattr(cuda, f"{kind}_sdp_enabled")() for kind in kinds],
-        "backward mode": torch._C._functorch.maybe_current_level()
-        if hasattr(torch._C._functorch, "maybe_current_level")
-        else None,
+        "backward mode": torch._C._functorch.maybe_current_level(),
     }
     return ", ".join(f"{name}={value}" for name, value in switches.items())
 
 
 def size_range(size: Any) -> str:
     """What is known of a symbolic number."""
-    node = size.node
-    ranges = node.shape_env.var_to_range
-    return str(
-        [f"{symbol}: {ranges.get(symbol)}" for symbol in sorted(node.expr.free_symbols, key=str)]
-    )
+    ranges, symbols = size.node.shape_env.var_to_range, size.node.expr.free_symbols
+    return str([f"{symbol}: {ranges.get(symbol)}" for symbol in sorted(symbols, key=str)])
 
 
 def size_bounds(size: int | torch.SymInt) -> tuple[int, int]:

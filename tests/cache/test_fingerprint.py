@@ -242,7 +242,7 @@ def test_the_device_of_new_tensors_is_in_the_key() -> None:
 OPTIONS: Final[dict[str, Any]] = {
     "strict": True,
     "kernels": False,
-    "executor": "python",
+    **{"codegen": "triton", "executor": "python"},
     **{"fallback_random": True, "numerics": "eager", "autotune": True, "cuda_graphs": True},
     "verify": "kernels",
     "verify_passes": "values",

@@ -85,7 +85,10 @@ def operators() -> dict[str, Any]:
 
 
 def units(
-    patterns: Sequence[str] = ("*",), dtypes: Sequence[str] = tuple(DTYPES), in_place: bool = False
+    patterns: Sequence[str] = ("*",),
+    dtypes: Sequence[str] = tuple(DTYPES),
+    in_place: bool = False,
+    device: str = "cpu",
 ) -> list[Unit]:
     """Every unit whose operator matches a pattern, in an order that mixes dear and cheap ones."""
     found = [
@@ -94,22 +97,22 @@ def units(
         if any(fnmatchcase(name, pattern) for pattern in patterns)
         for dtype in dtypes
         for changes in ((False, True) if in_place and info.get_inplace() else (False,))
-        for direction in _directions(info, DTYPES[dtype], changes)
+        for direction in _directions(info, DTYPES[dtype], changes, device)
     ]
     return sorted(found, key=lambda unit: unit.seed)  # so that an estimate of the rest holds
 
 
-def _directions(info: Any, dtype: torch.dtype, in_place: bool) -> Iterator[str]:
-    if dtype in info.supported_dtypes("cpu"):
+def _directions(info: Any, dtype: torch.dtype, in_place: bool, device: str) -> Iterator[str]:
+    if dtype in info.supported_dtypes(device):
         yield FORWARD
         differentiable = info.supports_inplace_autograd if in_place else info.supports_autograd
-        if differentiable and dtype in info.supported_backward_dtypes("cpu"):
+        if differentiable and dtype in info.supported_backward_dtypes(device):
             yield BACKWARD
 
 
-def samples(unit: Unit, cap: int) -> Samples:
+def samples(unit: Unit, cap: int, device: str = "cpu") -> Samples:
     """At most `cap` samples of a unit; raises NoSamplesError where the database fails."""
-    make = functools.partial(unit.info.sample_inputs, "cpu", DTYPES[unit.dtype])
+    make = functools.partial(unit.info.sample_inputs, device, DTYPES[unit.dtype])
     _seed_all(unit.seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the database uses what torch has deprecated

@@ -216,7 +216,7 @@ def _draw(roots: Sequence[Any], seed: int) -> tuple[Any, ...]:
             root.shape,
             dtype=torch.complex128 if root.is_complex() else torch.float64,
             generator=generator,
-        ).to(root.dtype)
+        ).to(root.device, root.dtype)
         for root in roots
     )
 

@@ -24,6 +24,7 @@ from tests.sweep.observe import Case
 from tests.sweep.results import UnitResult
 
 _MAKING_SAMPLES: Final = "making samples"
+_DEVICE_BROKE: Final = 3  # exit code of a worker whose GPU takes no more work
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +36,10 @@ class Setup:
     samples: int
     workers: int
     limit: float  # seconds, for one run of one case
-    memory: int  # bytes of address space a worker may use
+    memory: int  # bytes of address space a worker may use; 0: any, as drivers of a GPU reserve it
     logs: Path  # folder for what the workers print
     bits: bool = False  # every bit of a value counts
+    device: str = "cpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +103,10 @@ class _Worker:
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
+        # On a GPU no daemon: those may not have the processes that compile kernels.
+        is_daemon = self._setup.device == "cpu"
         self._process = context.Process(
-            target=_serve, args=(theirs, self._setup, self._number), daemon=True
+            target=_serve, args=(theirs, self._setup, self._number), daemon=is_daemon
         )
         self._process.start()
         theirs.close()  # so that the end of the process ends the pipe
@@ -173,7 +177,8 @@ def _serve(connection: Connection, setup: Setup, number: int) -> None:
     log = os.open(setup.logs / f"worker{number}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    resource.setrlimit(resource.RLIMIT_AS, (setup.memory, setup.memory))
+    if setup.memory:
+        resource.setrlimit(resource.RLIMIT_AS, (setup.memory, setup.memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -185,12 +190,23 @@ def _serve(connection: Connection, setup: Setup, number: int) -> None:
         try:
             connection.send(_judge_task(task, setup, connection))
         except Exception:  # nothing of the cases: those are caught where they run
+            _leave_if_broken(setup.device)
             connection.send(Broken(traceback.format_exc()))
+
+
+def _leave_if_broken(device: str) -> None:
+    """End the process if a kernel's fault broke the device, so that it is blamed on its case."""
+    if device == "cpu":
+        return
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        os._exit(_DEVICE_BROKE)
 
 
 def _judge_task(task: Task, setup: Setup, connection: Connection) -> UnitResult:
     try:
-        made = samples(task.unit, setup.samples)
+        made = samples(task.unit, setup.samples, setup.device)
     except NoSamplesError as error:
         return UnitResult(task.unit, why_none=f"{_MAKING_SAMPLES}: {error}")
     if not made.chosen:
@@ -209,6 +225,7 @@ def _judge_sample(
     case: Case, setup: Setup, connection: Connection, cause_of_death: str | None
 ) -> Outcome:
     def announce(phase: str) -> None:
+        _leave_if_broken(setup.device)  # by what began before
         connection.send(Begun(phase, case.index))
 
     judge = Judge(setup.backend, setup.peer, setup.limit, announce, setup.bits)

@@ -28,7 +28,8 @@ from stator.lower.eager_bits import has_eager_bits
 from stator.lower.items import Check, Compute, Extern, Item, Scatter, Size, place_of, without_unread
 from stator.lower.numbers import Number, number_of
 from stator.lower.sizes import Shown, Sizes
-from stator.lower.split import in_pieces
+from stator.lower.split import in_pieces, in_pieces_on_a_gpu
+from stator.lower.target import ON_THE_CPU, Target
 from stator.lower.tensors import (
     axes_of,
     contiguous,
@@ -59,6 +60,10 @@ _HALVES: Final = {DType.F16: Prim.TO_F16, DType.BF16: Prim.TO_BF16}
 _TORCH_HALVES: Final = {DType.F16: torch.float16, DType.BF16: torch.bfloat16}
 
 
+class NoKernelError(Exception):
+    """What a rule makes of its arguments cannot run on the target; the text says why."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Loops:
     """The axes of one computation."""
@@ -82,6 +87,7 @@ class Lowering:
     sizes: Sizes = field(default_factory=Sizes)
     fuel: Fuel = field(default_factory=Fuel)  # for operators that become loops
     as_eager: bool = False  # eager's own bits, or no kernel
+    target: Target = ON_THE_CPU
     count: int = 0
     current: fx.Node | None = None  # the one that is being lowered
     makers: dict[str, fx.Node] = field(default_factory=dict)  # of buffers that no node is called as
@@ -113,15 +119,27 @@ class Lowering:
         body: Callable[[Point, Point], Expr],
     ) -> Value:
         """A reduction, computed into a buffer of its own; to few results in two steps."""
-        pieces = in_pieces(combine, size, inner, body)
+        if self.target.uses_triton:
+            across = _lies_across(size, inner, body)
+            pieces = in_pieces_on_a_gpu(combine, size, inner, body, across=across)
+        else:
+            across, pieces = False, in_pieces(combine, size, inner, body)
         if pieces is not None:
+            count = Index.of(pieces.count)
+            # Results that lie next to each other stay so: the pieces come first there.
+            cut = -1 if not across else 0
+            rest = slice(None, -1) if not across else slice(1, None)
             parts = self._reduced(
                 combine,
-                [*size, Index.of(pieces.count)],
+                [count, *size] if across else [*size, count],
                 [Index.of(pieces.length)],
-                lambda kept, place: pieces.body(kept[:-1], kept[-1], place[0]),
+                lambda kept, place: pieces.body(kept[rest], kept[cut], place[0]),
             )
-            inner, body = [Index.of(pieces.count)], lambda kept, piece: parts.load((*kept, *piece))
+
+            def part(kept: Point, piece: Point) -> Expr:
+                return parts.load((*piece, *kept) if across else (*kept, *piece))
+
+            inner, body = [count], part
         return self._reduced(combine, size, inner, body)
 
     def _reduced(
@@ -157,6 +175,8 @@ class Lowering:
 
     def scatter(self, into: Value, updates: Updates) -> Value:
         """A copy of `into` that took in `updates`."""
+        if self.target.uses_triton:
+            _refuse_scatter(into.dtype, updates.combine)
         name = self._name("scattered")
         loops = _Loops(name, axes_of(name, "o", into.size))
         result = self._compute(loops, into.load(point_of(loops.outer)), into.dtype)
@@ -222,7 +242,7 @@ class Lowering:
             index = self.sizes.index(meta)
             if index is not None:
                 self.values[node] = index
-        elif why_unsupported(meta, self.sizes) is None:
+        elif why_unsupported(meta, self.sizes, self.target.device) is None:
             self.values[node] = from_memory(node, self.sizes)
 
     def _call(self, node: fx.Node) -> None:
@@ -245,16 +265,25 @@ class Lowering:
         reason = self._why_extern(node)
         value, count = None, len(self.items)
         if reason is None:
-            value = self._rule(node)
+            value, reason = self._lowered(node)
             if faults.SET:
                 value = faults.strike("lower", value, node)
-            reason = None if value is not None else "its rule does not take these arguments"
         if value is None:
             self._extern(node, reason)
         else:
             self.values[node] = _rounded_to_half(value) if self.as_eager else value
             self._adopt(node, self.items[count:])
             self._keep_if_dear(node)
+
+    def _lowered(self, node: fx.Node) -> tuple[Any, str | None]:
+        """What the node's rule makes of it; or None and the reason."""
+        count = len(self.items)
+        try:
+            value = self._rule(node)
+        except NoKernelError as error:
+            del self.items[count:]
+            return None, str(error)
+        return value, None if value is not None else "its rule does not take these arguments"
 
     def _require_one(self, holds: Expr, error: type[Exception], message: str) -> None:
         self.require(Value((), DType.BOOL, lambda _: holds), error, message)
@@ -297,7 +326,7 @@ class Lowering:
         several = isinstance(results, tuple | list)
         read = {user.args[1] for user in node.users if user.target is operator.getitem}
         for position, result in enumerate(results if several else (results,)):
-            reason = why_unsupported(result, self.sizes)
+            reason = why_unsupported(result, self.sizes, self.target.device)
             absent = several and (result is None or reason == "no elements")
             if reason is not None and not (absent and position not in read):
                 return reason
@@ -423,6 +452,31 @@ class Lowering:
                 self.values[node] = self._kept_number(value)
             if isinstance(value, Value | Number):
                 self.realize(node)
+
+
+def _lies_across(
+    size: Sequence[Index], inner: Sequence[Index], body: Callable[[Point, Point], Expr]
+) -> bool:
+    """Whether results of a reduction lie closer in memory than the elements of one."""
+    outer, axes = axes_of("probe", "o", size), axes_of("probe", "r", inner)
+    results = [axis for axis in outer if axis.size.constant != 1]
+    loads = loads_of(body(point_of(outer), point_of(axes)))
+    moving = [load.index for load in loads if load.index.axes & set(axes)]
+    if not results or not moving:
+        return False
+    return all(index.factor_of(results[-1]) is Index.of(1) for index in moving)
+
+
+def _refuse_scatter(dtype: DType, combine: Combine | None) -> None:
+    """Threads meet at an element in any order: the hardware must combine, and without error."""
+    if combine is None:
+        return
+    if torch.are_deterministic_algorithms_enabled():
+        raise NoKernelError("atomic additions come in any order")
+    wide = dtype in (DType.F32, DType.F64, DType.I32, DType.I64)
+    exact = combine is Combine.SUM or (combine in (Combine.MAX, Combine.MIN) and not dtype.is_float)
+    if not wide or not exact:
+        raise NoKernelError(f"no atomic {combine.value} of {dtype!r}")
 
 
 def _rounded_to_half(value: Any) -> Any:

@@ -16,6 +16,11 @@ MOST_PIECES: Final = 256
 FEWEST_PIECES: Final = 32
 FEW_RESULTS: Final = 8  # computed one a thread; with more there is enough to share
 WORTH_IT: Final = 1 << 16  # elements for each result
+# On a GPU:
+ENOUGH_PROGRAMS: Final = 1 << 10  # they fill a large card several times
+RESULTS_ACROSS: Final = 64  # of one program
+SHORTEST: Final = 1 << 11  # elements of a piece
+SHORTEST_ACROSS: Final = 1 << 6
 
 Body = Callable[[Point, Point], Expr]
 
@@ -37,15 +42,41 @@ def in_pieces(
     if results is None or elements is None or results > FEW_RESULTS or elements < WORTH_IT:
         return None
     count = next((n for n in range(FEWEST_PIECES, MOST_PIECES) if elements % n == 0), None)
-    length = elements // count if count else -(-elements // FEWEST_PIECES)
-    total = Index.of(elements)
+    return _cut(combine, inner, body, count or FEWEST_PIECES)
+
+
+def in_pieces_on_a_gpu(
+    combine: Combine, size: Sequence[Index], inner: Sequence[Index], body: Body, *, across: bool
+) -> Pieces | None:
+    """The same for a card, which wants far more programs; `across`: one takes many results.
+
+    So it is where results lie closer in memory than the elements of one.
+    """
+    results, elements = product(size).constant, product(inner).constant
+    if results is None or elements is None or results * elements < WORTH_IT:
+        return None
+    programs = max(results // RESULTS_ACROSS, 1) if across else results
+    most = elements // (SHORTEST_ACROSS if across else SHORTEST)
+    wanted = min(-(-ENOUGH_PROGRAMS // programs), most)
+    if wanted < 2:
+        return None
+    even = (n for n in range(wanted, min(2 * wanted, most) + 1) if elements % n == 0)
+    return _cut(combine, inner, body, next(even, wanted))
+
+
+def _cut(combine: Combine, inner: Sequence[Index], body: Body, count: int) -> Pieces:
+    elements = product(inner).constant
+    assert elements is not None, "known sizes are cut"
+    length, total = -(-elements // count), Index.of(elements)
 
     def piece(kept: Point, number: Index, place: Index) -> Expr:
         at = number * length + place
         value = body(kept, unflat(at, inner))
-        return value if count else within(at, total, value, neutral(combine, value.dtype))
+        if elements % count == 0:
+            return value
+        return within(at, total, value, neutral(combine, value.dtype))
 
-    return Pieces(count or FEWEST_PIECES, length, piece)
+    return Pieces(count, length, piece)
 
 
 def neutral(combine: Combine, dtype: DType) -> Expr:

@@ -14,6 +14,7 @@ from stator.loops.ir import Buffer, Expr, Load, loads_of
 from stator.loops.values import Point, Result, Value
 from stator.lower.items import place_of
 from stator.lower.sizes import Sizes
+from stator.lower.target import CPU
 from stator.torch_api import is_fake
 
 
@@ -90,11 +91,11 @@ def result_of(tensor: torch.Tensor, sizes: Sizes) -> Result:
     return Result(layout_of(tensor, sizes)[0], dtype)
 
 
-def why_unsupported(value: Any, sizes: Sizes) -> str | None:
-    """None for a tensor that loops can read and write."""
+def why_unsupported(value: Any, sizes: Sizes, device: torch.device = CPU) -> str | None:
+    """None for a tensor that loops on that device can read and write."""
     if not isinstance(value, torch.Tensor) or not is_fake(value):
         return "not a plain tensor"
-    if value.device.type != "cpu":
+    if value.device != device:
         return f"on {value.device}"
     if value.layout is not torch.strided or value.is_conj() or value.is_neg():
         return "not a strided tensor"

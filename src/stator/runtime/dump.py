@@ -131,6 +131,14 @@ def assembly_text(steps: Sequence[Step]) -> str:
     return "\n".join((*_legend(steps, "# "), jit.assembly(_compiled(steps))))
 
 
+def triton_text(steps: Sequence[Step]) -> str:
+    """The Triton source of every kernel, headed the same way."""
+    from stator.codegen.triton.kernel import source_of  # for GPUs alone
+
+    sources = (f"# {kernel.name}\n{source_of(kernel)}" for kernel in _compiled(steps))
+    return "\n".join((*_legend(steps, "# "), *sources))
+
+
 def _compiled(steps: Sequence[Step]) -> list[Kernel]:
     """What is compiled: equal kernels once, under the first one's name."""
     return [replace(nameless, name=name) for nameless, name in _first_names(steps).items()]

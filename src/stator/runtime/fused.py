@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import fx
@@ -18,6 +19,7 @@ from stator.loops.values import Value
 from stator.lower.items import Check, Compute, Extern, Item, Scatter, Size
 from stator.lower.lower import Lowering
 from stator.lower.sizes import Sizes
+from stator.lower.target import Target
 from stator.lower.tensors import layout_of
 from stator.runtime.calls import call_of, through_c, view_of
 from stator.runtime.dump import (
@@ -26,6 +28,7 @@ from stator.runtime.dump import (
     llvm_text,
     loops_text,
     schedule_text,
+    triton_text,
 )
 from stator.runtime.origins import Lowered
 from stator.runtime.plan import (
@@ -44,9 +47,10 @@ from stator.runtime.plan import (
 from stator.runtime.together import join_launches
 from stator.schedule.build import build_kernel
 from stator.schedule.canonical import Canonical, canonical
-from stator.schedule.fuse import Group, fuse
+from stator.schedule.fuse import FEW_ROWS, Group, fuse
 from stator.schedule.in_place import update_in_place
 from stator.schedule.overwrite import overwrite_dying, without_gaps
+from stator.schedule.registers import build_gpu_kernel
 from stator.torch_api import OpOverload
 
 
@@ -70,10 +74,11 @@ def plan_kernels(
     (output,) = module.graph.find_nodes(op="output")
     returned = {node.name for node in output.all_input_nodes}
     late = any(node.meta.get(EARLY) for node in module.graph.nodes)
-    fused = fuse(items, lowering.sizes, returned, late=late)
+    few = FEW_ROWS if lowering.target.uses_triton else 1
+    fused = fuse(items, lowering.sizes, returned, late=late, few_rows=few)
     dump.write(f"{name}_schedule.txt", lambda: schedule_text(fused))
     wanted = _read_outside(fused.groups, output)
-    kernels = _kernels(fused.groups, wanted, lowering.sizes)
+    kernels = _kernels(fused.groups, wanted, lowering)
     updates = update_in_place(fused.groups, kernels, lowering.sizes, returned)
     donated = _donated(module.graph, lowering.sizes)
     over = overwrite_dying(
@@ -83,19 +88,17 @@ def plan_kernels(
     lowered = Lowered(lowering, fused, over.kernels)
     lowered.note(name, record)
     dump.write(f"{name}_kernels.txt", lambda: kernels_text(list(over.kernels.values())))
-    targets = {**updates.targets, **over.targets}
+    targets, on_cpu = {**updates.targets, **over.targets}, not lowering.target.uses_triton
     launches = {
-        group: _launch(group, kernel, canonical(kernel), targets)
+        group: _launch(group, kernel, canonical(kernel, any_length=on_cpu), targets)
         for group, kernel in over.kernels.items()
     }
     kept = [group for group in fused.groups if group not in updates.copies]
     in_order = _in_order(lowering, kept, launches, over.targets)
-    steps = join_launches(in_order, lowering.sizes.hint)
-    # Before it is compiled: what LLVM refuses can be read.
-    dump.write(f"{name}.ll", lambda: llvm_text(steps))
-    dump.write(f"{name}.s", lambda: assembly_text(steps))
+    steps = join_launches(in_order, lowering.sizes.hint) if on_cpu else in_order
+    _dump_code(dump, name, steps, lowering.target)
     launched = [step.nameless for step in steps if isinstance(step, Launch | Together)]
-    code = load_kernels(launched) if loads else [None] * len(launched)
+    code = _loaded(launched, lowering.target) if loads else [None] * len(launched)
     placeholders = [node.name for node in module.graph.find_nodes(op="placeholder")]
     return Plan(
         tuple(placeholders),
@@ -108,14 +111,34 @@ def plan_kernels(
         frozenset(node.name for node in module.graph.nodes if node.meta.get(KEPT)),
         frozenset(over.targets.values()) & donated.keys(),
         lowered.origins,
+        device=lowering.target.device,
     )
 
 
+def _dump_code(dump: Dump, name: str, steps: Sequence[Step], target: Target) -> None:
+    """Before it is compiled: what a compiler refuses can be read."""
+    if target.uses_triton:
+        dump.write(f"{name}_triton.py", lambda: triton_text(steps))
+        return
+    dump.write(f"{name}.ll", lambda: llvm_text(steps))
+    dump.write(f"{name}.s", lambda: assembly_text(steps))
+
+
+def _loaded(kernels: Sequence[Kernel], target: Target) -> Sequence[Any]:
+    """The kernels' code, each with an `address` or a `function` of the same arguments."""
+    if not target.uses_triton:
+        return load_kernels(kernels)
+    from stator.codegen.triton.backend import load_gpu_kernels  # Triton is for GPUs alone
+
+    return load_gpu_kernels(kernels, target.device)
+
+
 def _kernels(
-    groups: Sequence[Group], wanted: Mapping[Group, set[str]], sizes: Sizes
+    groups: Sequence[Group], wanted: Mapping[Group, set[str]], lowering: Lowering
 ) -> dict[Group, Kernel]:
+    build = build_gpu_kernel if lowering.target.uses_triton else build_kernel
     return {
-        group: build_kernel(f"kernel_{number}", group, wanted[group], sizes)
+        group: build(f"kernel_{number}", group, wanted[group], lowering.sizes)
         for number, group in enumerate(groups)
         if group.alone is None or isinstance(group.alone, Scatter)
     }
@@ -139,7 +162,7 @@ def _in_order(
         step
         for group in groups
         for step in (
-            launches.get(group) or _alone(lowering.module, group, lowering.sizes),
+            launches.get(group) or _alone(lowering, group),
             *_renamed(group, targets),
         )
     ]
@@ -223,10 +246,10 @@ def _renamed(group: Group, targets: Mapping[str, str]) -> Iterator[View]:
             yield View(targets[member.name], made, Index.of(0))
 
 
-def _alone(module: fx.GraphModule, group: Group, sizes: Sizes) -> Step:
+def _alone(lowering: Lowering, group: Group) -> Step:
     match group.alone:
         case Extern():
-            return _call(module, group.alone.node, sizes)
+            return _call(lowering, group.alone.node)
         case Check():
             return Require(group.alone.flag, group.alone.error, group.alone.message)
         case Size():
@@ -239,11 +262,10 @@ def _torch_dtype(member: Compute) -> torch.dtype:
     return next(dtype for dtype, ours in TORCH_DTYPES.items() if ours is member.buffer.dtype)
 
 
-def _call(module: fx.GraphModule, node: fx.Node, sizes: Sizes) -> Step:
+def _call(lowering: Lowering, node: fx.Node) -> Step:
     if node.op == "get_attr":
-        return Constant(node.name, attribute(module, str(node.target)))
-    call = call_of(node)
-    device = torch.device("cpu")
+        return Constant(node.name, attribute(lowering.module, str(node.target)))
+    call, sizes, device = call_of(node), lowering.sizes, lowering.target.device
     return view_of(call, node, sizes, device) or through_c(call, node, sizes, device)
 
 

@@ -51,7 +51,7 @@ def build_kernel(name: str, group: Group, wanted: set[str], sizes: Sizes) -> Ker
         stages += _stages(number, member, group.rows[member.name], row, made)
         if member.inner and member.name in wanted:
             stages.append(_stored_result(member, group.rows[member.name], row, made[member.name]))
-    stages = _merge(stages)
+    stages = merged_stages(stages)
     whole = Kernel(name, outer, tuple(stages))
     limit = COLUMNS_SCRATCH // block_width(whole) if is_columnar(whole) else LARGEST_SCRATCH
     kernel = Kernel(name, outer, tuple(_localize(stages, group, wanted, sizes, limit)))
@@ -74,7 +74,7 @@ def in_memory_order(kernel: Kernel, sizes: Sizes) -> Kernel:
 def _stages(
     number: int, member: Compute, own: tuple[Axis, ...], row: Index, made: dict[str, Expr]
 ) -> list[Stage]:
-    place = _place(own, row)
+    place = place_of_rows(own, row)
     rest = member.inner or tuple(axis for axis in member.outer if axis not in own)
     inner = tuple(Axis(f"r{number}_{d}", axis.size) for d, axis in enumerate(rest))
     place |= {old: position(new) for old, new in zip(rest, inner, strict=True)}
@@ -93,21 +93,21 @@ def _stages(
     return [Stage(inner, (accumulate,))]
 
 
-def _place(own: tuple[Axis, ...], row: Index) -> dict[Leaf, Index]:
+def place_of_rows(own: tuple[Axis, ...], row: Index) -> dict[Leaf, Index]:
     """Where the row axes of a member stand in a row of the kernel."""
     return dict(zip(own, unflat(row, [axis.size for axis in own]), strict=True))
 
 
 def _stored_result(member: Compute, own: tuple[Axis, ...], row: Index, total: Expr) -> Stage:
     """What a reduction found, stored for others."""
-    index = member.store.replaced(_place(own, row))
+    index = member.store.replaced(place_of_rows(own, row))
     return Stage((), (Store(member.buffer, index, total),))
 
 
 # --- merging stages ---
 
 
-def _merge(stages: list[Stage]) -> list[Stage]:
+def merged_stages(stages: list[Stage]) -> list[Stage]:
     """Let neighbours over the same points share one loop."""
     merged: list[Stage] = []
     for stage in stages:

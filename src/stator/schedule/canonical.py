@@ -23,9 +23,12 @@ class Canonical:
     sizes: tuple[Index, ...]
 
 
-def canonical(kernel: Kernel) -> Canonical:
-    """`kernel` with all that has a name named by position; equal ones are one object."""
-    kernel, length = _of_any_length(kernel)
+def canonical(kernel: Kernel, *, any_length: bool = True) -> Canonical:
+    """`kernel` with all that has a name named by position; equal ones are one object.
+
+    `any_length`: those that differ in the length of one flat loop are equal as well.
+    """
+    kernel, length = _of_any_length(kernel) if any_length else (kernel, {})
     arguments = (*kernel.written, *kernel.read)
     symbols = _symbols(kernel)
     named: dict[Leaf, Index] = {

@@ -21,6 +21,7 @@ from stator.torch_api import is_mutable_op, is_random_op
 WORTH_THREADS: Final = 1 << 15  # points of a loop that are better shared than done in passing
 MOST_MEMBERS: Final = 48
 MOST_NEIGHBOURS: Final = 4  # groups that are asked, of those that read the same memory
+FEW_ROWS: Final = 64  # on a GPU: too few programs to share a long loop
 FAR: Final = 1  # library calls between two loops, beyond which a result would wait too long
 
 
@@ -71,24 +72,36 @@ class Fused:
 
 
 def fuse(
-    items: Sequence[Item], sizes: Sizes, results: Collection[str] = (), *, late: bool = False
+    items: Sequence[Item],
+    sizes: Sizes,
+    results: Collection[str] = (),
+    *,
+    late: bool = False,
+    few_rows: int = 1,
 ) -> Fused:
     """Group `items`, keeping every reader behind what it reads.
 
     `late`: some of them are computed a second time, to be there for short; they shall not be moved
-    to the front, unless they are among `results`, which are kept in any case.
+    to the front, unless they are among `results`, which are kept in any case.  A loop that is worth
+    it does not join a group of `few_rows` or less.
     """
-    return _Fuser(items, sizes, frozenset(results), late).fuse()
+    return _Fuser(items, sizes, frozenset(results), late, few_rows).fuse()
 
 
 class _Fuser:
     def __init__(
-        self, items: Sequence[Item], sizes: Sizes, results: frozenset[str], late: bool
+        self,
+        items: Sequence[Item],
+        sizes: Sizes,
+        results: frozenset[str],
+        late: bool,
+        few_rows: int,
     ) -> None:
         self.items = items
         self.sizes = sizes
         self.results = results
         self.late = late
+        self.few_rows = few_rows
         self.groups: list[Group] = []
         self.needs: list[int] = []  # bit sets of groups that each group waits for, all the way
         self.home: dict[str, int] = {}  # name -> group that makes it
@@ -200,7 +213,7 @@ class _Fuser:
         if rows is None or reason:
             return None, reason
         if self._is_too_much(rows, [*group.members, item]):
-            return None, "one row, which threads could not share"
+            return None, "too few rows for threads to share"
         return rows, ""
 
     def _why_too_early(self, number: int, item: Compute) -> str:
@@ -211,10 +224,10 @@ class _Fuser:
         return f"{between} calls stand between: what it makes would wait in memory"
 
     def _is_too_much(self, rows: Rows, members: list[Compute]) -> bool:
-        """Whether a single row would hold a loop that is worth several threads."""
+        """Whether too few rows would hold a loop that is worth several threads."""
         count = self.sizes.hint(product([axis.size for axis in rows[members[0].name]]))
         largest = max(0 if m.leads else self.sizes.hint(m.total) for m in members)
-        return count == 1 and largest >= WORTH_THREADS
+        return count <= self.few_rows and largest >= WORTH_THREADS
 
     def _ordered(self) -> list[Group]:
         """Groups so that each stands behind those it waits for; else in the order they began."""

@@ -1,0 +1,167 @@
+"""Functions that kernels call on the GPU, besides Triton's own and libdevice's.
+
+They are written in Triton's language and use its core alone, so that its interpreter runs them as
+well: compile.py and interpreted.py each make of them what they need.
+"""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call"
+# ruff: noqa: ANN001, ANN201
+import triton.language as tl
+
+# --- how an accumulator takes a value in ---
+
+
+def add(x, y):
+    """SUM."""
+    return x + y
+
+
+def multiply(x, y):
+    """PROD."""
+    return x * y
+
+
+def larger(x, y):
+    """MAX of integers, ANY."""
+    return tl.maximum(x, y)
+
+
+def smaller(x, y):
+    """MIN of integers, ALL."""
+    return tl.minimum(x, y)
+
+
+def larger_or_nan(x, y):
+    """MAX of floats: NaN wins."""
+    return tl.where((x > y) | (x != x), x, y)
+
+
+def smaller_or_nan(x, y):
+    """MIN of floats: NaN wins."""
+    return tl.where((x < y) | (x != x), x, y)
+
+
+# --- integers ---
+
+
+def divided(x, y):
+    """Toward zero; by zero gives 0."""
+    return tl.where(y == 0, 0, x // tl.where(y == 0, 1, y)).to(x.dtype)
+
+
+def remainder(x, y):
+    """With the sign of the dividend; by zero gives 0."""
+    return tl.where(y == 0, 0, x % tl.where(y == 0, 1, y)).to(x.dtype)
+
+
+def floor_divided(x, y):
+    """Toward minus infinity, by a positive number."""
+    return (x - floor_remainder(x, y)) // y
+
+
+def floor_remainder(x, y):
+    """What is left of it: not negative."""
+    rest = x % y
+    return tl.where(rest < 0, rest + y, rest)
+
+
+def shifted_left(x, count, width: tl.constexpr):
+    """A count that is negative or reaches the width moves everything out."""
+    fits = (count >= 0) & (count < width)
+    return tl.where(fits, x << tl.where(fits, count, 0), 0).to(x.dtype)
+
+
+def shifted_right(x, count, width: tl.constexpr):
+    """The same; what comes in is the sign."""
+    fits = (count >= 0) & (count < width)
+    return (x >> tl.where(fits, count, width - 1)).to(x.dtype)
+
+
+def shifted_right_unsigned(x, count, width: tl.constexpr):
+    """The same; what comes in is 0."""
+    fits = (count >= 0) & (count < width)
+    return tl.where(fits, x >> tl.where(fits, count, 0), 0).to(x.dtype)
+
+
+# --- mathematics ---
+
+
+def normal_cdf(x):
+    """The normal distribution, within 1e-7 of 1: a polynomial in 1 / (1 + p |x|) times exp(-x²/2).
+
+    Formula 7.1.26 of Abramowitz and Stegun, Handbook of Mathematical Functions.
+    """
+    t = 1.0 / (1.0 + 0.23164189 * tl.abs(x))  # 0.3275911 / sqrt(2)
+    sum_ = 1.061405429 * t - 1.453152027
+    sum_ = sum_ * t + 1.421413741
+    sum_ = sum_ * t - 0.284496736
+    sum_ = sum_ * t + 0.254829592
+    tail = 0.5 * sum_ * t * tl.exp2(-0.72134752 * x * x)  # log2(e) / 2
+    return tl.where(x < 0, tail, 1.0 - tail)
+
+
+# --- random bits: loops/threefry.py ---
+
+
+def rotated(word, count: tl.constexpr):
+    """The bits of a word, turned to the left."""
+    return (word << count) | (word >> (32 - count))
+
+
+def four_rounds(x, y, a: tl.constexpr, b: tl.constexpr, c: tl.constexpr, d: tl.constexpr):
+    """Rounds between two uses of the key."""
+    x = x + y
+    y = rotated(y, a) ^ x
+    x = x + y
+    y = rotated(y, b) ^ x
+    x = x + y
+    y = rotated(y, c) ^ x
+    x = x + y
+    y = rotated(y, d) ^ x
+    return x, y
+
+
+def threefry_words(key_0, key_1, counter_0, counter_1):
+    """Two words at random."""
+    k0 = key_0.to(tl.uint32, bitcast=True)
+    k1 = key_1.to(tl.uint32, bitcast=True)
+    k2 = k0 ^ k1 ^ tl.full(k0.shape, 0x1BD11BDA, tl.uint32)
+    x = counter_0.to(tl.uint32, bitcast=True) + k0
+    y = counter_1.to(tl.uint32, bitcast=True) + k1
+    x, y = four_rounds(x, y, 13, 15, 26, 6)
+    x, y = x + k1, y + k2 + tl.full(k0.shape, 1, tl.uint32)
+    x, y = four_rounds(x, y, 17, 29, 16, 24)
+    x, y = x + k2, y + k0 + tl.full(k0.shape, 2, tl.uint32)
+    x, y = four_rounds(x, y, 13, 15, 26, 6)
+    x, y = x + k0, y + k1 + tl.full(k0.shape, 3, tl.uint32)
+    x, y = four_rounds(x, y, 17, 29, 16, 24)
+    x, y = x + k1, y + k2 + tl.full(k0.shape, 4, tl.uint32)
+    x, y = four_rounds(x, y, 13, 15, 26, 6)
+    return x + k2, y + k0 + tl.full(k0.shape, 5, tl.uint32)
+
+
+def threefry_0(key_0, key_1, counter_0, counter_1):
+    """The first of the two."""
+    x, _ = threefry_words(key_0, key_1, counter_0, counter_1)
+    return x.to(tl.int32, bitcast=True)
+
+
+def threefry_1(key_0, key_1, counter_0, counter_1):
+    """The second of the two."""
+    _, y = threefry_words(key_0, key_1, counter_0, counter_1)
+    return y.to(tl.int32, bitcast=True)
+
+
+FUNCTIONS = (
+    *(add, multiply, larger, smaller, larger_or_nan, smaller_or_nan),
+    *(divided, remainder, floor_divided, floor_remainder, shifted_left, shifted_right),
+    *(
+        shifted_right_unsigned,
+        normal_cdf,
+        rotated,
+        four_rounds,
+        threefry_words,
+        threefry_0,
+        threefry_1,
+    ),
+)

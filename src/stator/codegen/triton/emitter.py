@@ -1,0 +1,294 @@
+"""Values and indices as Triton text.
+
+Every value is a block: of one dimension in a flat kernel, of two otherwise, with a length of 1
+along dimensions that it does not depend on.  Triton spreads it where it meets another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+from stator.codegen.triton.prims import TYPES, apply_text, convert_text, number_text
+from stator.core.dtypes import DType
+from stator.loops.access import index_parts
+from stator.loops.index import (
+    Axis,
+    Clamped,
+    Element,
+    Index,
+    Quotient,
+    Remainder,
+    Symbol,
+    is_at_least,
+    lower_bound,
+)
+from stator.loops.ir import (
+    Accumulated,
+    Apply,
+    Buffer,
+    Cast,
+    Combine,
+    Const,
+    Expr,
+    IndexValue,
+    Kernel,
+    Load,
+    Store,
+    Within,
+    walk,
+)
+
+ATOMICS: Final = {Combine.SUM: "add", Combine.MAX: "max", Combine.MIN: "min"}
+
+
+@dataclass(frozen=True, slots=True)
+class Dim:
+    """A dimension of the blocks."""
+
+    name: str  # its counter's
+    block: str  # how long it is
+    mask: str | None  # where it is within its bounds; None: everywhere
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """A condition, and the dimensions that it depends on."""
+
+    text: str
+    dims: frozenset[str]
+
+
+@dataclass(slots=True)
+class Emitter:
+    """State of the function that is being written, and text for values."""
+
+    kernel: Kernel
+    dims: tuple[Dim, ...]
+    lines: list[str] = field(default_factory=list)
+    depth: int = 1
+    count: int = 0
+    axes: dict[Axis, tuple[str, str | None]] = field(default_factory=dict)  # name, dimension
+    rows: dict[tuple[Axis, ...], Dim] = field(default_factory=dict)  # inner axes in one block
+    accumulators: dict[str, str] = field(default_factory=dict)
+    places: dict[Index, str] = field(default_factory=dict)  # computed already
+    values: dict[tuple[Expr, tuple[Mask, ...]], str] = field(default_factory=dict)
+    is_coarse: bool = False  # all that it reads and writes is of half precision
+    chosen: tuple[Mask, ...] = ()  # conditions under which the present value is needed
+
+    # --- lines ---
+
+    def line(self, text: str) -> None:
+        """One more line."""
+        self.lines.append("    " * self.depth + text)
+
+    def let(self, text: str, hint: str = "v") -> str:
+        """A value under a name of its own."""
+        self.count += 1
+        name = f"{hint}{self.count}"
+        self.line(f"{name} = {text}")
+        return name
+
+    @contextmanager
+    def inside(self, head: str) -> Iterator[None]:
+        """A block of lines; what it computes is not in scope behind it."""
+        self.line(head)
+        self.depth += 1
+        known = dict(self.values), dict(self.places), dict(self.axes)
+        yield
+        self.values, self.places, self.axes = known
+        self.depth -= 1
+
+    # --- indices ---
+
+    def enter(self, axis: Axis, name: str, dim: str | None) -> None:
+        """From here on the axis goes by this name."""
+        self.axes[axis] = (name, dim)
+
+    def decode(self, axes: Sequence[Axis], flat: str, dim: str | None) -> None:
+        """Axes from a flat count, the last one fastest."""
+        for axis in reversed(axes[1:]):
+            size = self.index(axis.size)
+            self.enter(axis, self.let(f"{flat} % {size}", "i"), dim)
+            flat = self.let(f"{flat} // {size}", "i")
+        if axes:
+            self.enter(axes[0], flat, dim)
+
+    def index(self, index: Index) -> str:
+        """Text of an index; the same one is computed once."""
+        if index.constant is not None:
+            return str(index.constant)
+        found = self.places.get(index)
+        if found is None:
+            found = self._sum(index)
+            if len(index.terms) > 1 or not found.isidentifier():
+                found = self.let(found, "p")
+            if not self._holds_element(index):
+                self.places[index] = found
+        return found
+
+    def _sum(self, index: Index) -> str:
+        parts = []
+        for product, factor in index.terms:
+            factors = [self._atom(atom) for atom in product]
+            if factor != 1 or not factors:
+                factors.append(str(factor))
+            parts.append("*".join(factors))
+        return " + ".join(parts)
+
+    def _atom(self, atom: object) -> str:
+        match atom:
+            case Axis():
+                return self.axes[atom][0]
+            case Symbol():
+                return atom.name
+            case Quotient() | Remainder():
+                return self._divided(atom)
+            case Clamped():
+                value, low, high = map(self.index, (atom.value, atom.low, atom.high))
+                return f"tl.maximum(tl.minimum({value}, {high}), {low})"
+            case Element():
+                return f"{self.value(atom.expr)}.to(tl.int64)"
+            case _:
+                raise AssertionError(f"no text for {atom}")
+
+    def _divided(self, atom: Quotient | Remainder) -> str:
+        value, by = self.index(atom.value), self.index(atom.by)
+        low = lower_bound(atom.value)
+        if low is not None and is_at_least(low, 0):
+            return f"({value} {'//' if isinstance(atom, Quotient) else '%'} {by})"
+        name = "floor_divided" if isinstance(atom, Quotient) else "floor_remainder"
+        return f"{name}({value}, {by})"
+
+    def _holds_element(self, index: Index) -> bool:
+        """Whether it depends on what is loaded: that may differ from one condition to another."""
+        return any(isinstance(atom, Element) for atom in index_parts(index))
+
+    def dims_of(self, index: Index) -> frozenset[str]:
+        """Dimensions that an index depends on."""
+        found = (self.axes[axis][1] for axis in index.axes)
+        return frozenset(dim for dim in found if dim is not None)
+
+    # --- values ---
+
+    def value(self, expr: Expr) -> str:
+        """Text of an expression; the same one is computed once."""
+        key = (expr, self.chosen)
+        found = self.values.get(key)
+        if found is None:
+            found = self.values[key] = self._compute(expr)
+        return found
+
+    def _compute(self, expr: Expr) -> str:
+        match expr:
+            case Const():
+                return self.constant(expr.value, expr.dtype)
+            case Load():
+                return self._load(expr)
+            case Apply():
+                args = [self.value(arg) for arg in expr.args]
+                dtype, coarse = expr.args[-1].dtype, self.is_coarse
+                return self.let(apply_text(expr.prim, args, dtype, is_coarse=coarse))
+            case Cast():
+                value = self.value(expr.value)
+                return self.let(convert_text(value, expr.value.dtype, expr.dtype))
+            case IndexValue():
+                return self._number(expr)
+            case Accumulated():
+                return self.accumulators[expr.name]
+            case Within():
+                return self._choice(expr)
+            case _:
+                raise AssertionError(f"no text for {type(expr).__name__}")
+
+    def constant(self, value: float, dtype: DType) -> str:
+        """A number as a block of one element."""
+        if value == 0 and str(value).startswith("-"):
+            return f"({self.constant(0.0, dtype)} * -1.0)"  # of zeros Triton fills blocks with 0
+        return f"tl.full({self.shape(())}, {number_text(value, dtype)}, {TYPES[dtype]})"
+
+    def _number(self, expr: IndexValue) -> str:
+        if expr.index.constant is not None:
+            return self.constant(expr.index.constant, expr.dtype)
+        place = self.index(expr.index)
+        if expr.index.axes or self._holds_element(expr.index):
+            return self.let(f"{place}.to({TYPES[expr.dtype]})")
+        return self.let(f"({self.constant(0, DType.I64)} + {place}).to({TYPES[expr.dtype]})")
+
+    def _choice(self, expr: Within) -> str:
+        """Both sides, each loading only where it is chosen."""
+        index, limit = self.index(expr.index), self.index(expr.limit)
+        within = self.let(f"({index} >= 0) & ({index} < {limit})", "c")
+        dims = self.dims_of(expr.index) | self.dims_of(expr.limit)
+        before = self.chosen
+        self.chosen = (*before, Mask(within, dims))
+        inside = self.value(expr.inside)
+        self.chosen = (*before, Mask(f"({within} == 0)", dims))
+        outside = self.value(expr.outside)
+        self.chosen = before
+        return self.let(f"tl.where({within}, {inside}, {outside})")
+
+    # --- memory ---
+
+    def _load(self, expr: Load) -> str:
+        dims = self.dims_of(expr.index)
+        loaded = self.let(f"tl.load({self._where(expr.buffer, expr.index, dims)})")
+        return self._widened(loaded, expr.buffer.dtype)
+
+    def _widened(self, value: str, dtype: DType) -> str:
+        if dtype is DType.BOOL:
+            return self.let(f"({value} != 0)")
+        return value if dtype.computed_in is dtype else self.let(f"{value}.to(tl.float32)")
+
+    def store(self, statement: Store, value: str) -> None:
+        """Write a value, or combine it into what is there."""
+        buffer = statement.buffer
+        # Along the first dimension every store moves, or there is one iteration alone.
+        dims = self.dims_of(statement.index) | {self.dims[0].name}
+        place, *mask = self._where(buffer, statement.index, dims).split(", mask=")
+        if buffer.dtype is DType.BOOL:
+            value = f"{value}.to(tl.int8)"
+        else:
+            value = convert_text(value, statement.value.dtype, buffer.dtype)
+        value = f"tl.broadcast_to({value}, {self.shape(dims)})"
+        given = ", ".join((place, value, *(f"mask={text}" for text in mask)))
+        if statement.combine is None:
+            self.line(f"tl.store({given})")
+        else:
+            self.line(f'tl.atomic_{ATOMICS[statement.combine]}({given}, sem="relaxed")')
+        self.forget_loads(buffer)
+
+    def shape(self, dims: Collection[str]) -> str:
+        """Of a block that depends on these dimensions."""
+        return f"[{', '.join(d.block if d.name in dims else '1' for d in self.dims)}]"
+
+    def accumulated(self, name: str, total: str) -> None:
+        """From here on an accumulator holds this."""
+        if name in self.accumulators:  # what a scan held at a point is not what it holds in the end
+            self._forget(lambda part: isinstance(part, Accumulated) and part.name == name)
+        self.accumulators[name] = total
+
+    def forget_loads(self, buffer: Buffer) -> None:
+        """What was read of the buffer may not be there any more."""
+        self._forget(lambda part: isinstance(part, Load) and part.buffer is buffer)
+
+    def _forget(self, is_stale: Callable[[Expr], bool]) -> None:
+        for key in [key for key in self.values if any(map(is_stale, walk(key[0])))]:
+            del self.values[key]
+
+    def _where(self, buffer: Buffer, index: Index, dims: frozenset[str]) -> str:
+        """Addresses along `dims`, and the mask if there is one."""
+        for written, read in self.kernel.shares:
+            buffer = written if buffer is read else buffer
+        bounds = [Mask(d.mask, frozenset({d.name})) for d in self.dims if d.mask and d.name in dims]
+        masks = [*bounds, *self.chosen]
+        place, own = self.index(index), self.dims_of(index)
+        wanted = dims.union(*(mask.dims for mask in masks))
+        if wanted - own:
+            if not own:
+                place = f"{self.constant(0, DType.I32)} + {place}"
+            place = f"tl.broadcast_to({place}, {self.shape(own | wanted)})"
+        address = f"{buffer.name} + ({place})"
+        return f"{address}, mask={' & '.join(m.text for m in masks)}" if masks else address

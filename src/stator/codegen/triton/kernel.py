@@ -1,0 +1,324 @@
+"""A whole kernel in Triton: its programs, its stages, its signature."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Final
+
+from stator.codegen.llvm.shape import arguments_of, symbols_of
+from stator.codegen.triton.emitter import Dim, Emitter
+from stator.codegen.triton.online import close_totals, is_online, open_totals, take_in
+from stator.codegen.triton.prims import TYPES, number_text
+from stator.codegen.triton.shape import Shape, is_coarse, is_wide, power, shape_of
+from stator.core.dtypes import DType
+from stator.loops.index import Axis, Index, Leaf
+from stator.loops.ir import (
+    Accumulate,
+    Combine,
+    Const,
+    Kernel,
+    Stage,
+    Statement,
+    Store,
+    loads_of,
+)
+from stator.loops.values import product
+from stator.lower.split import neutral
+from stator.schedule.coalesce import moved
+
+POINTERS: Final = {
+    DType.F64: "*fp64",
+    DType.F32: "*fp32",
+    DType.F16: "*fp16",
+    DType.BF16: "*bf16",
+    DType.I64: "*i64",
+    DType.I32: "*i32",
+    DType.I16: "*i16",
+    DType.I8: "*i8",
+    DType.U8: "*u8",
+    DType.BOOL: "*i8",  # a byte each
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A kernel's source, and what its compiler and its launcher must know."""
+
+    name: str
+    source: str
+    signature: tuple[tuple[str, str], ...]  # parameters and their types
+    shape: Shape
+    grid: Index
+
+
+def write_kernel(kernel: Kernel, shape: Shape) -> Written:
+    """The kernel, cut into blocks of that shape."""
+    kernel = _with_common_axes(kernel)
+    match shape.kind:
+        case "flat":
+            body = _flat(kernel, shape)
+        case "tiles":
+            body = _tiles(kernel, shape)
+        case _:
+            body = _rows(kernel, shape)
+    buffers = [(buffer.name, POINTERS[buffer.dtype]) for buffer in arguments_of(kernel)]
+    sizes = [(symbol.name, "i64") for symbol in symbols_of(kernel)]
+    parameters = ", ".join(name for name, _ in (*buffers, *sizes))
+    # Profilers show the name: the same kernel goes by the same one everywhere.
+    name = f"{shape.kind}_{sha256(chr(10).join(body).encode()).hexdigest()[:8]}"
+    source = "\n".join((f"def {name}({parameters}):", *body, ""))
+    return Written(name, source, (*buffers, *sizes), shape, shape.grid(kernel))
+
+
+def source_of(kernel: Kernel) -> str:
+    """The kernel in the shape that the model gives it."""
+    return write_kernel(kernel, shape_of(kernel)).source
+
+
+def _with_common_axes(kernel: Kernel) -> Kernel:
+    """Stages over the same lengths go by the same axes: what one loaded, the next one has."""
+    known: dict[tuple[Index, ...], tuple[Axis, ...]] = {}
+    stages = []
+    for stage in kernel.stages:
+        axes = known.setdefault(tuple(axis.size for axis in stage.inner), stage.inner)
+        place: dict[Leaf, Index] = {
+            old: Index.of(new) for old, new in zip(stage.inner, axes, strict=True) if old is not new
+        }
+        body = tuple(moved(s, place) for s in stage.body) if place else stage.body
+        stages.append(Stage(axes, body, stage.in_order))
+    return Kernel(kernel.name, kernel.outer, tuple(stages), kernel.shares, kernel.is_list)
+
+
+def _program(kernel: Kernel) -> str:
+    return "tl.program_id(0).to(tl.int64)" if is_wide(kernel) else "tl.program_id(0)"
+
+
+def _mask(e: Emitter, counter: str, count: Index, block: int) -> str | None:
+    """Where a counter is within its bounds; None where it always is."""
+    if block == 1 or (count.constant is not None and count.constant % block == 0):
+        return None
+    return e.let(f"{counter} < {e.index(count)}", "m")
+
+
+def _flat(kernel: Kernel, shape: Shape) -> list[str]:
+    e = Emitter(kernel, (Dim("x", str(shape.outer), None),), is_coarse=is_coarse(kernel))
+    e.line(f"x_ = {_program(kernel)} * {shape.outer} + tl.arange(0, {shape.outer})")
+    total = product([axis.size for axis in kernel.outer])
+    e.dims = (Dim("x", str(shape.outer), _mask(e, "x_", total, shape.outer)),)
+    e.decode(kernel.outer, "x_", "x")
+    for stage in kernel.stages:
+        _statements(e, stage.body)
+    return e.lines
+
+
+def _tiles(kernel: Kernel, shape: Shape) -> list[str]:
+    """Squares of the last axis and another one; the rest of them count the programs."""
+    side = shape.side
+    assert side is not None, "tiles have two"
+    *others, last = kernel.outer
+    dims = [Dim("y", str(shape.inner), None), Dim("x", str(shape.outer), None)]
+    e = Emitter(kernel, tuple(dims), is_coarse=is_coarse(kernel))
+    e.line(f"number_ = {_program(kernel)}")
+    dims = []
+    for name, axis, block, at in (
+        ("y", side, shape.inner, "[:, None]"),
+        ("x", last, shape.outer, "[None, :]"),
+    ):
+        blocks = e.index((axis.size + (block - 1)) // block)
+        e.line(f"{name}_ = (number_ % {blocks}) * {block} + tl.arange(0, {block}){at}")
+        e.line(f"number_ = number_ // {blocks}")
+        dims.append(Dim(name, str(block), _mask(e, f"{name}_", axis.size, block)))
+        e.enter(axis, f"{name}_", name)
+    e.dims = tuple(dims)
+    e.decode([axis for axis in others if axis is not side], "number_", None)
+    for stage in kernel.stages:
+        _statements(e, stage.body)
+    return e.lines
+
+
+def _statements(e: Emitter, body: Sequence[Statement]) -> None:
+    """Stores, one after the other."""
+    _read_ahead(e, body)
+    for statement in body:
+        assert isinstance(statement, Store), "without inner axes nothing accumulates"
+        e.store(statement, e.value(statement.value))
+
+
+def _read_ahead(e: Emitter, body: Sequence[Statement]) -> None:
+    """Read what lies in memory that these statements store to, before they do."""
+    old = {read for _, read in e.kernel.shares}
+    loads = [x for s in body for x in loads_of(s.value) if x.buffer in old]
+    for load in loads:
+        e.value(load)
+    if loads and _meets_other_widths(e.kernel):
+        e.line("tl.debug_barrier()")  # threads may store other elements than they read
+
+
+def _meets_other_widths(kernel: Kernel) -> bool:
+    widths = {load.buffer.dtype.bytes for s in kernel.statements for load in loads_of(s.value)}
+    return len(widths | {buffer.dtype.bytes for buffer in kernel.written}) > 1
+
+
+# --- rows ---
+
+
+def _rows(kernel: Kernel, shape: Shape) -> list[str]:
+    row = Dim("r", "1", None)
+    e = Emitter(kernel, (Dim("x", str(shape.outer), None), row), is_coarse=is_coarse(kernel))
+    e.line(f"x_ = {_program(kernel)} * {shape.outer} + tl.arange(0, {shape.outer})[:, None]")
+    count = product([axis.size for axis in kernel.outer])
+    e.dims = (Dim("x", str(shape.outer), _mask(e, "x_", count, shape.outer)), row)
+    e.decode(kernel.outer, "x_", "x")
+    done = 0
+    for number, stage in enumerate(kernel.stages):
+        if number < done:
+            continue
+        if _reads_what_was_stored(kernel, number):
+            e.line("tl.debug_barrier()")
+        if not shape.is_whole(stage.inner) and is_online(kernel.stages, number):
+            _online(e, stage, kernel.stages[number + 1], shape.inner)
+            done = number + 2
+        else:
+            _stage(e, stage, shape)
+        e.dims = (e.dims[0], row)
+    return e.lines
+
+
+def _online(e: Emitter, first: Stage, second: Stage, block: int) -> None:
+    """Two stages in one loop: see online.py."""
+    largest = first.body[0]
+    assert isinstance(largest, Accumulate), "it was looked at"
+    length = product([axis.size for axis in first.inner])
+    open_totals(e, block, TYPES[largest.value.dtype])
+    end = e.index(length)
+    with e.inside(f"for r_ in range(0, {end}, {block}):"):
+        e.dims = (e.dims[0], _enter_inner(e, first, length, block, "r_ + "))
+        take_in(e, _filled(e, largest, e.value(largest.value)), block)
+    close_totals(e, first, second)
+
+
+def _reads_what_was_stored(kernel: Kernel, number: int) -> bool:
+    """Whether a stage loads from memory that an earlier one of the same program wrote."""
+    stored = {s.buffer for e in kernel.stages[:number] for s in e.body if isinstance(s, Store)}
+    stored |= {read for written, read in kernel.shares if written in stored}
+    loaded = {load.buffer for s in kernel.stages[number].body for load in loads_of(s.value)}
+    return bool(stored & loaded)
+
+
+def _stage(e: Emitter, stage: Stage, shape: Shape) -> None:
+    length = product([axis.size for axis in stage.inner])
+    if not stage.inner:
+        _statements(e, stage.body)
+    elif shape.is_whole(stage.inner):
+        _whole(e, stage, length, power(length.constant or 1))
+    else:
+        _looped(e, stage, length, shape.inner)
+
+
+def _enter_inner(e: Emitter, stage: Stage, length: Index, block: int, start: str = "") -> Dim:
+    name = e.let(f"{start}tl.arange(0, {block})[None, :]", "r")
+    e.decode(stage.inner, name, "r")
+    return Dim("r", str(block), _mask(e, name, length, block))
+
+
+def _whole(e: Emitter, stage: Stage, length: Index, block: int) -> None:
+    """One block: accumulators are there at once."""
+    if stage.inner not in e.rows:  # no earlier stage went over the same axes
+        e.rows[stage.inner] = _enter_inner(e, stage, length, block)
+    e.dims = (e.dims[0], e.rows[stage.inner])
+    _read_ahead(e, stage.body)
+    totals = {}
+    for statement in stage.body:
+        value = e.value(statement.value)
+        if isinstance(statement, Store):
+            e.store(statement, value)
+            continue
+        taken, name = _filled(e, statement, value), combiner(statement)
+        total = f"reduced({taken}, 1, {name}, keep_dims=True)"
+        if stage.in_order:
+            totals[statement] = total
+            total = f"scanned({taken}, 1, {name})"
+        e.accumulated(statement.name, _narrowed(e, statement, e.let(total, "acc")))
+    for statement, total in totals.items():  # what later stages read of a scan
+        e.accumulated(statement.name, _narrowed(e, statement, e.let(total, "acc")))
+
+
+def _looped(e: Emitter, stage: Stage, length: Index, block: int) -> None:
+    """Block after block: totals of each element of a block, combined behind the loop."""
+    sums = [s for s in stage.body if isinstance(s, Accumulate)]
+    e.dims = (e.dims[0], Dim("r", str(block), None))
+    shape = e.shape(("x",) if stage.in_order else ("x", "r"))
+    names = {s.name: f"{s.name}_total" for s in sums}
+    for own in sums:
+        e.line(f"{names[own.name]} = {_full(shape, own)}")
+    end = e.index(length)
+    with e.inside(f"for r_ in range(0, {end}, {block}):"):
+        e.dims = (e.dims[0], _enter_inner(e, stage, length, block, "r_ + "))
+        _read_ahead(e, stage.body)
+        for s in stage.body:
+            value = e.value(s.value)
+            if isinstance(s, Store):
+                e.store(s, value)
+                continue
+            taken, total, name = _filled(e, s, value), names[s.name], combiner(s)
+            if stage.in_order:
+                running = e.let(f"scanned({taken}, 1, {name})")
+                e.accumulated(s.name, _narrowed(e, s, e.let(f"{name}({total}, {running})")))
+                e.line(f"{total} = {name}({total}, reduced({taken}, 1, {name}, keep_dims=True))")
+            else:
+                e.line(f"{total} = {name}({total}, {taken})")
+    for own in sums:
+        total = names[own.name]
+        if not stage.in_order:
+            total = e.let(f"reduced({total}, 1, {combiner(own)}, keep_dims=True)", "acc")
+        e.accumulated(own.name, _narrowed(e, own, total))
+
+
+def _full(shape: str, statement: Accumulate) -> str:
+    """A block of the number that changes nothing."""
+    start = neutral(statement.combine, statement.value.dtype)
+    assert isinstance(start, Const), "a number"
+    dtype = _total_type(statement)
+    return f"tl.full({shape}, {number_text(start.value, dtype)}, {TYPES[dtype]})"
+
+
+def _total_type(statement: Accumulate) -> DType:
+    """Few bits are combined in more: the hardware has no less."""
+    dtype = statement.value.dtype
+    return dtype if dtype.is_float or dtype is DType.I64 else DType.I32
+
+
+def _filled(e: Emitter, statement: Accumulate, value: str) -> str:
+    """A full block of what is accumulated: the neutral number beyond the end."""
+    dtype = _total_type(statement)
+    if statement.value.dtype is not dtype:
+        value = e.let(f"{value}.to({TYPES[dtype]})")
+    value = f"tl.broadcast_to({value}, {e.shape(('x', 'r'))})"
+    _, dim = e.dims
+    if dim.mask is None:
+        return e.let(value)
+    return e.let(f"tl.where({dim.mask}, {value}, {_full(e.shape(()), statement)})")
+
+
+def _narrowed(e: Emitter, statement: Accumulate, total: str) -> str:
+    dtype = statement.value.dtype
+    if dtype is DType.BOOL:
+        return e.let(f"{total} != 0")
+    return total if dtype is _total_type(statement) else e.let(f"{total}.to({TYPES[dtype]})")
+
+
+def combiner(statement: Accumulate) -> str:
+    """The function of device.py that combines two of its values."""
+    match statement.combine:
+        case Combine.SUM:
+            return "add"
+        case Combine.PROD:
+            return "multiply"
+        case Combine.ANY:
+            return "larger"
+        case Combine.ALL:
+            return "smaller"
+    nan = "_or_nan" if statement.value.dtype.is_float else ""
+    return ("larger" if statement.combine is Combine.MAX else "smaller") + nan

@@ -1,0 +1,78 @@
+"""The largest of a row and the sum of its exponentials, in one pass.
+
+before: acc0 max= x[r];  acc1 sum= exp(x[r] - acc0)          the row is read twice
+after:  each thread keeps the largest it met and the sum below it, which shrinks when a larger one
+        comes; at the end threads agree on one
+
+So does softmax's, and cross entropy's, where a row is too long to be held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from stator.codegen.triton.emitter import Emitter
+from stator.loops.ir import Accumulate, Accumulated, Apply, Combine, Stage
+from stator.loops.prims import Prim
+
+TOGETHER: Final = 8  # neighbours that share a largest: what a thread loads at once
+
+
+def is_online(stages: Sequence[Stage], number: int) -> bool:
+    """Whether a stage and the one behind it are such a pair."""
+    if number + 1 >= len(stages):
+        return False
+    first, second = stages[number], stages[number + 1]
+    if first.inner != second.inner or len(first.body) != 1 or len(second.body) != 1:
+        return False
+    (largest,), (total,) = first.body, second.body
+    if not isinstance(largest, Accumulate) or not isinstance(total, Accumulate):
+        return False
+    if (largest.combine, total.combine) != (Combine.MAX, Combine.SUM):
+        return False
+    value, top = largest.value, Accumulated(largest.value.dtype, largest.name)
+    if first.in_order or second.in_order or not value.dtype.is_float:
+        return False
+    below = Apply(value.dtype, Prim.SUB, (value, top))
+    return total.value is Apply(value.dtype, Prim.EXP, (below,))
+
+
+def open_totals(e: Emitter, block: int, dtype: str) -> None:
+    """What threads keep: nothing yet."""
+    shape = f"[{e.dims[0].block}, {block // TOGETHER}]"
+    e.line(f'tops_ = tl.full({shape}, float("-inf"), {dtype})')
+    e.line(f"sums_ = tl.full({shape}, 0.0, {dtype})")
+
+
+def take_in(e: Emitter, value: str, block: int) -> None:
+    """A block of the row; beyond its end it holds -inf."""
+    rows = e.dims[0].block
+    grouped = e.let(f"tl.reshape({value}, [{rows}, {block // TOGETHER}, {TOGETHER}])")
+    top = e.let(f"larger_or_nan(tops_, reduced({grouped}, 2, larger_or_nan, keep_dims=False))")
+    base = _finite(e, top)
+    small = e.let(exp_text(e, f"{grouped} - {base}[:, :, None]"))
+    shrunk = exp_text(e, f"tops_ - {base}")
+    e.line(f"sums_ = sums_ * {shrunk} + reduced({small}, 2, add, keep_dims=False)")
+    e.line(f"tops_ = {top}")
+
+
+def close_totals(e: Emitter, first: Stage, second: Stage) -> None:
+    """One largest, and one sum."""
+    largest, total = first.body[0], second.body[0]
+    assert isinstance(largest, Accumulate)
+    assert isinstance(total, Accumulate)
+    top = e.let("reduced(tops_, 1, larger_or_nan, keep_dims=True)", "acc")
+    shrunk = exp_text(e, f"tops_ - {_finite(e, top)}")
+    e.accumulated(largest.name, top)
+    e.accumulated(total.name, e.let(f"reduced(sums_ * {shrunk}, 1, add, keep_dims=True)", "acc"))
+
+
+def _finite(e: Emitter, top: str) -> str:
+    """What is subtracted: where all is -inf so far, -inf less itself would be NaN."""
+    return e.let(f'tl.where({top} == float("-inf"), 0.0, {top})')
+
+
+def exp_text(e: Emitter, value: str) -> str:
+    """An exponential, as fine as the kernel needs it."""
+    return f"{'tl' if e.is_coarse else 'libdevice'}.exp({value})"

@@ -1,0 +1,186 @@
+"""How a kernel is cut into blocks, by a model of the card.
+
+flat    outer iterations alone, in one row of blocks
+tiles   outer iterations in squares, where loads and stores lie along different axes
+rows    each program takes some outer iterations and goes through their stages; along the inner axes
+        in one block (whole), or block after block
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from stator.codegen.llvm.shape import transposed
+from stator.core.dtypes import DType
+from stator.loops.access import indices, nodes
+from stator.loops.index import Axis, Element, Index, Quotient, Remainder, upper_bound
+from stator.loops.ir import Apply, Kernel, Load, Store
+from stator.loops.prims import Prim
+from stator.loops.values import product
+from stator.schedule.columns import is_columnar
+
+WARP: Final = 32
+WIDEST: Final = 16  # bytes that a thread moves at once
+LONGEST_WHOLE: Final = 1 << 14  # elements of a row that one program can hold in registers
+SIDE: Final = 64  # of a tile, in elements
+LONG: Final = 1 << 11  # elements of a row whose length is not known
+LONG_WARPS: Final = 16  # that share a longer row
+TILE: Final = 1 << 13  # elements of several rows that one program takes
+ACROSS: Final = 64  # rows next to each other, where these lie closer than the elements of one
+INT32: Final = (1 << 31) - (1 << 20)  # below it no block reaches over the end of the type
+PROGRAMS: Final = 1 << 9  # enough to fill a large card
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Blocks of a kernel."""
+
+    kind: str  # flat, tiles or rows
+    outer: int  # iterations that a program takes; of tiles: along the last axis
+    inner: int  # elements of each that are taken at once; of tiles: along the other axis
+    warps: int
+    side: Axis | None = None  # of tiles: the other axis
+    stages: int = 1  # loads that a loop has under way
+
+    def grid(self, kernel: Kernel) -> Index:
+        """How many programs run."""
+        if self.kind != "tiles":
+            return ceiling(product([axis.size for axis in kernel.outer]), self.outer)
+        assert self.side is not None
+        *others, last = kernel.outer
+        rest = product([axis.size for axis in others if axis is not self.side])
+        return rest * ceiling(last.size, self.outer) * ceiling(self.side.size, self.inner)
+
+    def is_whole(self, inner: tuple[Axis, ...]) -> bool:
+        """Whether one block takes all of the inner axes."""
+        length = product([axis.size for axis in inner]).constant
+        return length is not None and length <= self.inner
+
+
+def ceiling(count: Index, by: int) -> Index:
+    """Blocks that hold as many."""
+    return (count + (by - 1)) // by if by > 1 else count
+
+
+def power(number: int) -> int:
+    """The least power of two that is not below."""
+    return 1 << max(number - 1, 0).bit_length()
+
+
+def shape_of(kernel: Kernel) -> Shape:
+    """What the model says."""
+    lengths = [product([axis.size for axis in s.inner]) for s in kernel.stages if s.inner]
+    if not lengths:
+        return _tiles(kernel) or _flat(kernel)
+    if is_columnar(kernel):
+        return _columns(lengths)
+    known = [length.constant for length in lengths if length.constant is not None]
+    longest = max(known, default=0)
+    if len(known) < len(lengths) or longest > LONGEST_WHOLE // _weight(kernel):
+        # Two of the widest accesses for each thread.
+        bytes_ = min((b.dtype.bytes for b in (*kernel.read, *kernel.written)), default=4)
+        return Shape("rows", 1, 2 * LONG_WARPS * WARP * WIDEST // max(bytes_, 2), LONG_WARPS)
+    inner = power(longest)
+    rows = product([axis.size for axis in kernel.outer]).constant or PROGRAMS
+    outer = max(1, min(TILE // inner, power(rows) // PROGRAMS, 64))
+    # 32 elements for each thread: loads enough under way, and registers for them.
+    warps = min(max(outer * inner // (32 * WARP), 1), 16)
+    return Shape("rows", outer, inner, max(warps, min(4, power(outer * inner // WARP))))
+
+
+def _flat(kernel: Kernel) -> Shape:
+    """As many elements for each thread as fill its widest access."""
+    total = product([axis.size for axis in kernel.outer]).constant
+    bytes_ = [buffer.dtype.bytes for buffer in (*kernel.written, *kernel.read)]
+    each = max(WIDEST // min(bytes_, default=4), 1) if bytes_ else 4
+    if _has_random(kernel) or max(bytes_, default=4) >= 8:
+        each = min(each, 4)
+    warps = 4
+    if _moving_loads(kernel) <= 2:
+        each *= 2  # more under way, where registers are free
+    block = each * warps * WARP
+    if total is not None and total < block * PROGRAMS:
+        block = max(min(block, power(-(-total // PROGRAMS))), 128)
+    return Shape("flat", block, 1, warps)
+
+
+def _tiles(kernel: Kernel) -> Shape | None:
+    turned = transposed(kernel)
+    if turned is None:
+        return None
+    side, _ = turned
+    return Shape("tiles", SIDE, SIDE, 8, side)
+
+
+def _columns(lengths: list[Index]) -> Shape:
+    """A program takes rows that lie next to each other, some elements of each at a time."""
+    known = [length.constant for length in lengths]
+    longest = max((n for n in known if n is not None), default=LONG)
+    if None in known:
+        longest = LONG
+    inner = min(power(longest), 32)
+    return Shape("rows", ACROSS, inner, 4)
+
+
+def _weight(kernel: Kernel) -> int:
+    """How many values of a row are alive at once, roughly, beyond one or two."""
+    count = _moving_loads(kernel)
+    return 1 if count <= 2 else 2 if count <= 4 else 4
+
+
+def _moving_loads(kernel: Kernel) -> int:
+    """Loads that differ from one element to the next."""
+    inner = {axis for stage in kernel.stages for axis in stage.inner} or set(kernel.outer)
+    loads = {n for s in kernel.statements for n in nodes(s) if isinstance(n, Load)}
+    return sum(bool(load.index.axes & inner) for load in loads)
+
+
+def _has_random(kernel: Kernel) -> bool:
+    parts = (node for s in kernel.statements for node in nodes(s))
+    return any(isinstance(p, Apply) and p.prim in (Prim.THREEFRY_0, Prim.THREEFRY_1) for p in parts)
+
+
+def is_coarse(kernel: Kernel) -> bool:
+    """Whether all floats that it moves, one by one, are of half precision."""
+    places: list[tuple[DType, Index]] = [(s.buffer.dtype, s.index) for s in stores_of(kernel)]
+    for s in kernel.statements:
+        places += [(n.buffer.dtype, n.index) for n in nodes(s) if isinstance(n, Load)]
+    inner = {axis for stage in kernel.stages for axis in stage.inner}
+    moving = {dtype for dtype, index in places if index.axes & inner or not inner}
+    floats = {dtype for dtype in moving if dtype.is_float}
+    return bool(floats) and floats <= {DType.F16, DType.BF16}
+
+
+def is_wide(kernel: Kernel) -> bool:
+    """Whether some index needs 64 bits, or may need them."""
+    axes = [*kernel.outer, *(a for stage in kernel.stages for a in stage.inner)]
+    wholes = [product([axis.size for axis in kernel.outer]), *(axis.size for axis in axes)]
+    if any(not _is_small(whole) for whole in wholes):
+        return True
+    places = [index for s in kernel.statements for index in indices(s)]
+    return any(not _fits(index) for index in places)
+
+
+def _fits(index: Index) -> bool:
+    """Whether an index and its parts stay within 32 bits, numbers of the program left out."""
+    own = Index(tuple(term for term in index.terms if not _is_computed(term[0])))
+    bound = upper_bound(own)
+    if bound is None or not _is_small(bound):
+        return False
+    atoms = [atom for term, _ in own.terms for atom in term]
+    inner = [atom.value for atom in atoms if isinstance(atom, Quotient | Remainder)]
+    return all(map(_fits, inner))
+
+
+def _is_computed(atoms: tuple[object, ...]) -> bool:
+    return any(isinstance(atom, Element) for atom in atoms)
+
+
+def _is_small(size: Index) -> bool:
+    return size.constant is not None and size.constant < INT32
+
+
+def stores_of(kernel: Kernel) -> list[Store]:
+    """Its stores, in order."""
+    return [s for s in kernel.statements if isinstance(s, Store)]
