@@ -488,6 +488,7 @@ def parameters_of_trace() -> list[Any]:
 
 
 without_overrides = torch._C.DisableTorchFunctionSubclass  # a subclass is a plain tensor inside
+copy_all: Final[Any] = torch._foreach_copy_  # tensors of a second list into those of a first
 
 
 def is_weight(value: Any) -> bool:

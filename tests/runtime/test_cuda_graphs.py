@@ -425,7 +425,7 @@ def test_what_autograd_has_saved_is_not_stored_over() -> None:
             return x.clone()
 
         @staticmethod
-        def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
             return grad * ctx.saved_tensors[0], None
 
     step, w = Step(), ones()

@@ -1,4 +1,4 @@
-"""Whole programs whose graphs are recorded, by the recorder that needs no GPU: they train as eager."""
+"""Whole programs whose graphs are recorded, by the recorder without a GPU: they train as eager."""
 
 from __future__ import annotations
 
@@ -79,7 +79,8 @@ def test_steps_of_training(pools: list[Pool]) -> None:
     optimizers = [torch.optim.SGD(one.parameters(), lr=0.05) for one in (model, twin)]
     for _ in range(7):
         x = torch.randn(4, 16)
-        for optimizer, call in zip(optimizers, (model, compiled), strict=True):
+        calls: list[Callable[..., Tensor]] = [model, compiled]
+        for optimizer, call in zip(optimizers, calls, strict=True):
             optimizer.zero_grad()
             call(x).square().sum().backward()
             optimizer.step()

@@ -20,6 +20,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import compress
 from typing import Any, Final, Protocol, TypeAlias
 
 import torch
@@ -27,7 +28,7 @@ from torch import Tensor
 
 from stator.core.torch_types import Boxed
 from stator.runtime.recordable import Recordable
-from stator.torch_api import is_dense, is_sole, keeps_graph, storage_holders
+from stator.torch_api import copy_all, is_dense, is_sole, keeps_graph, storage_holders
 
 MOST_SIZES: Final = 8  # recordings of one graph; calls with further sizes run as usual
 MOST_AGAIN: Final = 4  # recordings of one size
@@ -127,7 +128,7 @@ class Fixed:
 
     value: Any
 
-    def of(self, arguments: list[Any], earlier: list[Any]) -> Any:
+    def of(self, arguments: list[Any], copies: list[Tensor], earlier: list[Any]) -> Any:
         """What a call returns."""
         return self.value
 
@@ -138,7 +139,7 @@ class Same:
 
     place: int
 
-    def of(self, arguments: list[Any], earlier: list[Any]) -> Any:
+    def of(self, arguments: list[Any], copies: list[Tensor], earlier: list[Any]) -> Any:
         """What a call returns."""
         return earlier[self.place]
 
@@ -150,22 +151,21 @@ class Given:
     place: int
     shape: Shape | None
 
-    def of(self, arguments: list[Any], earlier: list[Any]) -> Any:
+    def of(self, arguments: list[Any], copies: list[Tensor], earlier: list[Any]) -> Any:
         """What a call returns."""
         argument = arguments[self.place]
         return argument if self.shape is None else self.shape.of(argument)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Copied:
     """What the caller gets: a copy of what lies in the pool."""
 
-    tensor: Tensor
-    dense: bool
+    place: int  # among those that are copied
 
-    def of(self, arguments: list[Any], earlier: list[Any]) -> Any:
+    def of(self, arguments: list[Any], copies: list[Tensor], earlier: list[Any]) -> Any:
         """What a call returns."""
-        return self.tensor.clone() if self.dense else copied(self.tensor)
+        return copies[self.place]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -175,7 +175,7 @@ class Stays:
     kept: list[Tensor]
     place: int
 
-    def of(self, arguments: list[Any], earlier: list[Any]) -> Any:
+    def of(self, arguments: list[Any], copies: list[Tensor], earlier: list[Any]) -> Any:
         """What a call returns."""
         return self.kept[self.place]
 
@@ -183,8 +183,29 @@ class Stays:
 Result: TypeAlias = Fixed | Same | Given | Copied | Stays
 
 
-def copied(tensor: Tensor) -> Tensor:
-    """A copy in memory of its own, which lies as the tensor does: with the same gaps."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Out:
+    """What lies in the pool and is copied for the caller: all of it at once."""
+
+    tensors: list[Tensor]
+    dense: list[bool]  # which of them have no gaps, nor overlaps
+
+    @staticmethod
+    def of(tensors: list[Tensor]) -> Out:
+        """All of them."""
+        return Out(tensors, [is_dense(tensor) for tensor in tensors])
+
+    def copied(self) -> list[Tensor]:
+        """Copies in memory of their own, which lie as the originals do."""
+        pairs = list(zip(self.tensors, self.dense, strict=True))
+        copies = [torch.empty_like(one) if dense else with_gaps(one) for one, dense in pairs]
+        if targets := list(compress(copies, self.dense)):
+            copy_all(targets, list(compress(self.tensors, self.dense)))
+        return copies
+
+
+def with_gaps(tensor: Tensor) -> Tensor:
+    """A copy with the same gaps, and what lies there."""
     return flat(tensor).clone().as_strided(tensor.size(), tensor.stride(), 0)
 
 
@@ -264,14 +285,14 @@ class Recording:
     addresses: list[int]  # of those
     buffers: tuple[Buffer, ...]
     results: list[Result]
+    out: Out
     kept: list[Tensor]
     kept_addresses: frozenset[int]  # of all that is for the backward
     memory: Memory = field(init=False)  # of what is kept
 
     def __post_init__(self) -> None:
         others = [buffer.tensor for buffer in self.buffers]
-        others += [result.tensor for result in self.results if isinstance(result, Copied)]
-        self.memory = Memory.of(self.kept, others)
+        self.memory = Memory.of(self.kept, [*others, *self.out.tensors])
         if self.is_held():
             raise NotRecorded("somebody else holds what is kept for the backward")
 
@@ -318,9 +339,9 @@ class Recording:
         for buffer in self.buffers:
             if buffer.is_returned:
                 buffer.give_back(arguments[buffer.place])
-        returned: list[Any] = []
+        copies, returned = self.out.copied(), list[Any]()
         for result in self.results:
-            returned.append(result.of(arguments, returned))
+            returned.append(result.of(arguments, copies, returned))
         arguments.clear()
         return tuple(returned)
 
@@ -343,10 +364,11 @@ def _recorded(
     for buffer in buffers:
         static[buffer.place] = buffer.tensor
     replay, raw = pool.recorder.record(pool.handle(), run, list(static))
-    results, kept, addresses = _sorted(list(raw), static, facts, in_place)
+    results, out, kept = _sorted(list(raw), static, facts, in_place)
+    addresses = frozenset(raw[i].data_ptr() for i in facts.kept if isinstance(raw[i], Tensor))
     del raw
     where = [arguments[place].data_ptr() for place in in_place]
-    return Recording(replay, in_place, where, buffers, results, kept, addresses)
+    return Recording(replay, in_place, where, buffers, results, out, kept, addresses)
 
 
 def _buffer(place: int, argument: Tensor, is_returned: bool) -> Buffer:
@@ -361,8 +383,8 @@ def _buffer(place: int, argument: Tensor, is_returned: bool) -> Buffer:
 
 def _sorted(
     raw: list[Any], static: list[Any], facts: Recordable, in_place: tuple[int, ...]
-) -> tuple[list[Result], list[Tensor], frozenset[int]]:
-    """What each result is, those that stay, and the addresses of all that is for the backward."""
+) -> tuple[list[Result], Out, list[Tensor]]:
+    """What each result is, what is copied, and what stays."""
     memory = {
         value.untyped_storage().data_ptr(): place
         for place, value in enumerate(static)
@@ -370,6 +392,7 @@ def _sorted(
     }
     results: list[Result] = []
     kept: list[Tensor] = []
+    copied: list[Tensor] = []
     for place, value in enumerate(raw):
         if not isinstance(value, Tensor):
             results.append(Fixed(value))
@@ -387,10 +410,9 @@ def _sorted(
             results.append(Stays(kept, len(kept)))
             kept.append(value)
         else:
-            alias = value.detach()  # it may be kept, too: of that nobody has the object itself
-            results.append(Copied(alias, is_dense(alias)))
-    addresses = frozenset(raw[i].data_ptr() for i in facts.kept if isinstance(raw[i], Tensor))
-    return results, kept, addresses
+            results.append(Copied(len(copied)))
+            copied.append(value.detach())  # it may be kept, too: of that nobody has the object
+    return results, Out.of(copied), kept
 
 
 def _given(place: int, value: Tensor, argument: Tensor) -> Given:
@@ -410,7 +432,7 @@ def _given(place: int, value: Tensor, argument: Tensor) -> Given:
 class Size:
     """Calls with arguments of one size."""
 
-    seen: list[int | None]  # where arguments of the first call lay
+    seen: list[int | None]  # where arguments of the first call lay; empty before
     moving: set[int] = field(default_factory=set)  # places of those that do not stay
     recording: Recording | None = None
     count: int = 0  # recordings that were made
@@ -462,8 +484,11 @@ class Replayed:
         size = self._size_of(arguments)
         if size is None:
             return None
+        if not size.seen:
+            size.seen = [_address(value) for value in arguments] or [None]
+            return None
         if size.recording is None:
-            return self._record(size, arguments) if size.seen else self._look(size, arguments)
+            return self._record(size, arguments)
         moved = size.recording.elsewhere(arguments)
         if moved:
             size.moving |= {*moved} - {*self.facts.saved}
@@ -491,16 +516,12 @@ class Replayed:
             size = self.sizes[key] = Size([])
         return size
 
-    def _look(self, size: Size, arguments: Sequence[Any]) -> None:
-        """Take down where arguments lie."""
-        size.seen = [value.data_ptr() if isinstance(value, Tensor) else None for value in arguments]
-        size.seen = size.seen or [None]  # of no arguments, too, there is a first call
-
     def _record(self, size: Size, arguments: list[Any]) -> Recording | None:
         """Record a call, if that was not done too often."""
         size.recording = None
         if size.count >= MOST_AGAIN:
-            return self._give_up("arguments lie elsewhere again and again")
+            self._give_up("arguments lie elsewhere again and again")
+            return None
         size.count += 1
         stays = [
             place
@@ -512,7 +533,8 @@ class Replayed:
         try:
             size.recording = _recorded(self.run, self.facts, self.pool, arguments, tuple(stays))
         except RuntimeError as error:
-            return self._give_up(str(error))
+            self._give_up(str(error))
+            return None
         self.pool.recorded += 1
         return size.recording
 
@@ -520,6 +542,10 @@ class Replayed:
         self.is_plain = True
         self.sizes.clear()
         self.pool.note(f"{self.name}: calls are not recorded any more: {reason}")
+
+
+def _address(value: Any) -> int | None:
+    return value.data_ptr() if isinstance(value, Tensor) else None
 
 
 def _described(value: Any) -> Any:

@@ -33,7 +33,7 @@ class CudaRecorder:
 
     def is_recording(self) -> bool:
         """Whether somebody records what is done now."""
-        return torch.cuda.is_current_stream_capturing()
+        return bool(torch.cuda.is_current_stream_capturing())
 
     def order(self) -> None:
         """Let what is done now wait for what was replayed before."""

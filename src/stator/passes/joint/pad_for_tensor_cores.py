@@ -55,8 +55,9 @@ class Product:
         if None in lies:
             return "an operand lies neither by rows nor by columns"
         batch = left.size(0) if left.ndim == 3 else 1
-        sizes = (batch, *left.size()[-2:], right.size(-1))
-        return Product(*sizes, left.dtype, bool(lies[0]), bool(lies[1]))
+        rows, depth = left.size()[-2:]
+        by_rows = bool(lies[0]), bool(lies[1])
+        return Product(batch, rows, depth, right.size(-1), left.dtype, *by_rows)
 
     @property
     def extra(self) -> tuple[int, int, int]:
@@ -76,7 +77,7 @@ class Product:
         work = flops / FLOPS_A_BYTE[self.dtype]
         places = self.rows * self.depth + self.depth * self.columns + self.rows * self.columns
         moved = self.batch * places * self.dtype.itemsize
-        return max(GAIN[self.dtype] * work, moved) - max(work, moved)
+        return float(max(GAIN[self.dtype] * work, moved) - max(work, moved))
 
     def cost(self, cuts_for_nothing: bool) -> int:
         """Bytes that are moved for it."""
@@ -88,7 +89,7 @@ class Product:
             copied.append(self.depth * self.columns)
         if columns and not cuts_for_nothing:
             copied.append(self.rows * self.columns)
-        return 2 * self.batch * sum(copied) * self.dtype.itemsize + LAUNCH * len(copied)
+        return 2 * self.batch * sum(copied) * int(self.dtype.itemsize) + LAUNCH * len(copied)
 
 
 def _lies_by_rows(value: torch.Tensor) -> bool | None:

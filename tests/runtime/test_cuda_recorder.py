@@ -1,0 +1,117 @@
+"""What is asked of torch.cuda, in which order; there is no GPU, so what answers stands for it."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from stator.runtime import cuda_recorder
+from stator.runtime.cuda_recorder import CudaRecorder, recorder_of
+
+GPU = torch.device("cuda", 0)
+
+
+class Graph:
+    """A recording that notes what it is asked."""
+
+    said: list[str] = []  # noqa: RUF012  of all of them
+
+    def __init__(self) -> None:
+        self.said.append("new")
+
+    def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
+        self.said.append(f"begin in {pool}, {capture_error_mode}")
+
+    def capture_end(self) -> None:
+        self.said.append("end")
+
+    def replay(self) -> None:
+        self.said.append("replay")
+
+
+class Stream:
+    """A stream by name."""
+
+    def __init__(self, name: Any) -> None:
+        self.name = name
+        self.waits: list[Any] = []
+
+    def wait_stream(self, other: Any) -> None:
+        self.waits.append(other.name)
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """All that torch.cuda is asked."""
+    heard: list[str] = []
+
+    @contextmanager
+    def within(what: Any) -> Any:
+        heard.append(f"within {getattr(what, 'name', what)}")
+        yield
+        heard.append(f"out of {getattr(what, 'name', what)}")
+
+    monkeypatch.setattr(Graph, "said", heard)
+    for name, value in {
+        "device": within,
+        "stream": within,
+        "Stream": lambda device: Stream("side"),
+        "CUDAGraph": Graph,
+        "synchronize": lambda: heard.append("synchronize"),
+        "empty_cache": lambda: heard.append("empty"),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch, "zeros", lambda *size, device: heard.append(f"zeros on {device}"))
+    monkeypatch.setattr(
+        cuda_recorder, "end_allocation", lambda device, pool: heard.append(f"give up {pool}")
+    )
+    return heard
+
+
+def test_a_call_is_recorded_on_a_stream_of_its_own(said: list[str]) -> None:
+    def run(arguments: list[Any]) -> list[Any]:
+        said.append(f"run {arguments}")
+        return [7]
+
+    replay, results = CudaRecorder(GPU).record("pool", run, [1, 2])
+    replay()
+
+    assert results == [7]
+    assert said == [
+        *("within cuda:0", "synchronize", "empty", "new", "within side"),
+        *("begin in pool, thread_local", "run [1, 2]", "end", "out of side", "out of cuda:0"),
+        "replay",
+    ]
+
+
+def test_a_recording_that_fails_is_left_as_if_it_had_ended(said: list[str]) -> None:
+    def run(arguments: list[Any]) -> list[Any]:
+        raise RuntimeError("not while recording")
+
+    with pytest.raises(RuntimeError, match="not while recording"):
+        CudaRecorder(GPU).record("pool", run, [])
+
+    assert said[5:] == [
+        *("begin in pool, thread_local", "end", "give up pool"),
+        *("new", "begin in None, thread_local", "zeros on cuda:0", "end"),
+    ]
+
+
+def test_replays_on_several_streams_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams = [Stream("one"), Stream("two")]
+    now = [streams[0]]
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: now[0])
+    recorder = CudaRecorder(GPU)
+    for stream in (streams[0], streams[0], streams[1], streams[1], streams[0]):
+        now[0] = stream
+        recorder.order()
+
+    assert [stream.waits for stream in streams] == [["two"], ["one"]]
+
+
+def test_a_device_has_one_recorder() -> None:
+    assert recorder_of(GPU) is recorder_of(torch.device("cuda:0"))
+    assert recorder_of(GPU) is not recorder_of(torch.device("cuda:1"))
