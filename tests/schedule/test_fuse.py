@@ -66,6 +66,25 @@ def test_readers_of_the_same_memory_run_together() -> None:
     assert names(grouped(copy_of("a", x, 4, 5), copy_of("b", x, 4, 5))) == [["a", "b"]]
 
 
+@pytest.mark.parametrize(
+    ("between", "together"),
+    [
+        ([aten.mm.default], True),
+        ([aten.t.default, aten.mm.default, aten.t.default], True),
+        ([aten.mm.default, aten.mm.default], False),
+    ],
+)
+def test_what_runs_twice_joins_across_views_and_one_call(
+    between: list[Any], together: bool
+) -> None:
+    x = tensor("x", 4, 4)
+    calls = [call(target, "x", name=f"c{number}") for number, target in enumerate(between)]
+
+    fused = fuse([copy_of("a", x, 4, 4), *calls, copy_of("b", x, 4, 4)], Sizes(), late=True)
+
+    assert (["a", "b"] in names(fused)) == together
+
+
 def test_loops_that_have_nothing_in_common_stay_apart() -> None:
     first, second = copy_of("a", tensor("x", 4), 4), copy_of("b", tensor("y", 4), 4)
 

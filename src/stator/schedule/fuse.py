@@ -12,16 +12,18 @@ from heapq import heappop, heappush
 from typing import Final
 
 from stator.graph.edit import is_effect
+from stator.loops.index import Axis
 from stator.loops.values import product
 from stator.lower.items import Check, Compute, Extern, Item, Scatter, Size
 from stator.lower.sizes import Sizes
 from stator.schedule.rows import Rows, assign
-from stator.torch_api import is_mutable_op, is_random_op
+from stator.torch_api import is_mutable_op, is_random_op, is_view_op
 
 WORTH_THREADS: Final = 1 << 15  # points of a loop that are better shared than done in passing
 MOST_MEMBERS: Final = 48
 MOST_NEIGHBOURS: Final = 4  # groups that are asked, of those that read the same memory
-FEW_ROWS: Final = 64  # on a GPU: too few programs to share a long loop
+FEW_ROWS: Final = 255  # on a GPU: too few to share a long loop
+ACROSS: Final = 64  # there, rows that one program takes where they lie next to each other
 FAR: Final = 1  # library calls between two loops, beyond which a result would wait too long
 
 
@@ -116,7 +118,7 @@ class _Fuser:
             if isinstance(item, Compute):
                 self._place(item)
             else:
-                self.calls += isinstance(item, Extern)
+                self.calls += isinstance(item, Extern) and not is_view_op(item.node.target)
                 self._append(Group(alone=item), self._waits(item), item.name)
         return Fused(self._ordered(), self.refused)
 
@@ -226,8 +228,10 @@ class _Fuser:
     def _is_too_much(self, rows: Rows, members: list[Compute]) -> bool:
         """Whether too few rows would hold a loop that is worth several threads."""
         count = self.sizes.hint(product([axis.size for axis in rows[members[0].name]]))
-        largest = max(0 if m.leads else self.sizes.hint(m.total) for m in members)
-        return count <= self.few_rows and largest >= WORTH_THREADS
+        others = [m for m in members if not m.leads and self.sizes.hint(m.total) >= WORTH_THREADS]
+        if self.few_rows > 1 and any(_lies_across(m, rows[m.name]) for m in others):
+            count //= ACROSS
+        return bool(others) and count <= self.few_rows
 
     def _ordered(self) -> list[Group]:
         """Groups so that each stands behind those it waits for; else in the order they began."""
@@ -244,3 +248,10 @@ class _Fuser:
                 heappush(ready, other)
         assert not waiting, "groups wait for each other"
         return order
+
+
+def _lies_across(member: Compute, rows: Sequence[Axis]) -> bool:
+    """Whether rows of a loop lie closer in memory than the elements of one."""
+    long = [axis for axis in rows if axis.size.constant != 1]
+    rest = any(axis not in rows and axis.size.constant != 1 for axis in member.outer)
+    return bool(long) and rest and member.stride[member.outer.index(long[-1])].constant == 1
