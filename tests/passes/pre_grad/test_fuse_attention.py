@@ -410,7 +410,7 @@ def test_spellings_compile(number: int) -> None:
 
 
 def on_gpu(program: Program, *inputs: Tensor) -> fx.GraphModule:
-    """What Dynamo would capture of fake tensors."""
+    """What Dynamo would capture of fake tensors that want gradients."""
     module: fx.GraphModule = fx.symbolic_trace(program)
 
     class Noted(fx.Interpreter):
@@ -418,8 +418,9 @@ def on_gpu(program: Program, *inputs: Tensor) -> fx.GraphModule:
             value = n.meta["example_value"] = super().run_node(n)
             return value
 
-    with inputs[0].fake_mode:
-        Noted(module).run(*inputs)
+    wanting = (x.requires_grad_(x.is_floating_point()) for x in inputs)
+    with inputs[0].fake_mode, torch.no_grad():  # what is differentiated needs a GPU
+        Noted(module).run(*wanting)
     return module
 
 

@@ -108,15 +108,18 @@ def _fuse(found: Attention, graph: fx.Graph) -> str | None:
 
 
 def _why_no_kernel(builder: Builder) -> str | None:
-    """None if torch has one kernel for the attention that was built.
+    """None if torch has one kernel for the attention that was built, or nobody can say yet.
 
-    On a GPU it may have none; then it multiplies matrices, of half precision in float32.
+    On a GPU it may have none; then it multiplies matrices, of half precision in float32.  Asked
+    with fake tensors it is right where something is differentiated, and only there.
     """
     (call,) = (n for n in builder.added if n.target is F.scaled_dot_product_attention)
     q, k, v = (value_of(node) for node in call.args)
-    if q.device.type != "cuda":
-        return None
     mask, dropout = value_of(call.kwargs["attn_mask"]), call.kwargs["dropout_p"]
+    tensors = [value for value in (q, k, v, mask) if isinstance(value, Tensor)]
+    is_trained = torch.is_grad_enabled() and any(value.requires_grad for value in tensors)
+    if q.device.type != "cuda" or not is_trained:
+        return None
     asked = cuda.SDPAParams(q, k, v, mask, dropout, False, False)
     ways = (cuda.can_use_flash_attention, cuda.can_use_efficient_attention)
     if any(way(asked) for way in (*ways, cuda.can_use_cudnn_attention)):
