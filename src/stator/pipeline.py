@@ -15,8 +15,9 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
+import torch
 from torch import fx
 
 from stator.aot.compile import Tools
@@ -59,6 +60,7 @@ from stator.passes.joint.drop_noops import drop_noops
 from stator.passes.joint.fold_uniform import fold_uniform
 from stator.passes.joint.pad_mm import pad_mm
 from stator.passes.joint.seed_random import seed_random
+from stator.passes.joint.spell_softmax import spell_softmax
 from stator.passes.post_grad.cancel_cat_split import cancel_cat_split
 from stator.passes.post_grad.drop_vectors import drop_vectors
 from stator.passes.post_grad.fold_cumsum import fold_cumsum
@@ -76,8 +78,10 @@ from stator.passes.pre_grad.spell_dropout import spell_dropout
 from stator.rules.algebra import ALGEBRA
 from stator.rules.views import VIEWS
 from stator.runtime.constants import Furnished, with_constants
+from stator.runtime.cuda_graphs import Pool, with_cuda_graphs
+from stator.runtime.cuda_recorder import recorder_of
 from stator.runtime.dump import program_text
-from stator.runtime.fused import plan_kernels
+from stator.runtime.fused import begin_workers, plan_kernels
 from stator.runtime.memory import (
     Memory,
     Own,
@@ -92,11 +96,14 @@ from stator.runtime.native.image import why_not_native
 from stator.runtime.native.prelude import hold_no_spare
 from stator.runtime.plan import Plan, make_plan
 from stator.runtime.python import load_plan
+from stator.runtime.recordable import recordable
 from stator.runtime.verified import Watch
 from stator.runtime.watching import note_plan, ranges_of, watch_of
 from stator.torch_api import LazyGraphModule
 
 log: Final = logger("memory")
+
+Pools: TypeAlias = dict[torch.device, Pool]  # memory that recordings of a compilation share
 
 PRE_GRAD: Final[tuple[GraphPass, ...]] = (
     normalize_keywords,  # first: the others ask for arguments by torch's names
@@ -107,6 +114,7 @@ PRE_GRAD: Final[tuple[GraphPass, ...]] = (
 
 JOINT: Final[tuple[GraphPass, ...]] = (
     drop_noops,  # first: rules see what stands behind views that change nothing
+    spell_softmax,  # before the cut: the steps that a backward had best compute again
     fold_uniform,  # before the cut: the backward reads less of the forward
     apply_rules("simplify_views", VIEWS),
     apply_rules("simplify_algebra", ALGEBRA),  # views that stood between two steps are gone
@@ -187,6 +195,8 @@ def make_tools(
     """
     if options.has_eager_bits:
         options = replace(options, skip=(*options.skip, *bits_changed_by()))
+    if any(isinstance(given, torch.Tensor) and given.is_cuda for given in examples):
+        begin_workers()
     kept = tuple(examples) if options.verify_passes == "values" else ()
     log, label = options.fuel_log, f"compilation {record.number}"
     fuel = Fuel(options.fuel, log=log, label=label)
@@ -194,9 +204,11 @@ def make_tools(
     kernel_fuel = Fuel(options.kernel_fuel, log=log, label=f"{label}, operators")
     ctx = Ctx(options, fuel, record, kept, pass_fuel, kernel_fuel)
 
+    pools: Pools | None = {} if options.cuda_graphs else None
+
     def compile_graph(module: fx.GraphModule, name: str) -> CompiledGraph:
         with progress_shown(record, len(POST_GRAD) + 2, wanted=options.progress):
-            return compile_half(module, name, ctx)
+            return compile_half(module, name, ctx, pools)
 
     def pick(joint: Joint, classes: Classes, build: Callable[[Cut], Split]) -> Cut:
         limited = options.memory_limit is not None
@@ -246,8 +258,10 @@ def foreseen_peak(halves: Split, ctx: Ctx) -> int:
 
 
 @collector_off()
-def compile_half(module: fx.GraphModule, name: str, ctx: Ctx) -> CompiledGraph:
-    """From a forward or backward graph to a function that runs it."""
+def compile_half(
+    module: fx.GraphModule, name: str, ctx: Ctx, pools: Pools | None = None
+) -> CompiledGraph:
+    """From a forward or backward graph to a function that runs it; by recordings, if in `pools`."""
     if ctx.options.freezing:
         run_passes(FREEZING, module.graph, ctx, name)
     run_passes(with_registered("post_grad", POST_GRAD), module.graph, ctx, name)
@@ -257,6 +271,11 @@ def compile_half(module: fx.GraphModule, name: str, ctx: Ctx) -> CompiledGraph:
     with ctx.record.stage(f"{name}/executor", len(plan.steps)):
         compiled = _executor(module, plan, memory, (name, label), ctx)
     over = tuple(place for place, given in enumerate(plan.inputs) if given in plan.donated)
+    if pools is not None and plan.on_gpu and ctx.options.verify != "kernels":
+        pool = pools.setdefault(plan.device, Pool(recorder_of(plan.device), ctx.record.notes))
+        facts = recordable(module.graph, plan)
+        compiled = replace(compiled, run=with_cuda_graphs(compiled.run, facts, pool, name))
+        over = ()  # recordings copy what a graph stores over
     if not constants.recipes:
         return replace(compiled, overwrites=over)
     image = None if compiled.image is None else Furnished(compiled.image, constants)

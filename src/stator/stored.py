@@ -91,7 +91,9 @@ def why_not_cached(options: Options) -> str | None:
         return "Options.profile_ranges names lines of this program"
     if options.save_policy is not None:
         return "Options.save_policy is a function, which may answer otherwise next time"
-    if options.executor != "native" or not options.kernels:
+    if options.cuda_graphs:
+        return "Options.cuda_graphs: recordings are made anew"
+    if options.executor != "native" or not options.kernels or options.codegen == "triton":
         return "only native programs are kept"
     return why_not_native()
 

@@ -29,6 +29,7 @@ from stator.passes.joint.drop_noops import drop_noops
 from stator.passes.joint.fold_uniform import fold_uniform
 from stator.passes.joint.pad_mm import pad_mm
 from stator.passes.joint.seed_random import seed_random
+from stator.passes.joint.spell_softmax import spell_softmax
 from stator.passes.post_grad.cancel_cat_split import cancel_cat_split
 from stator.passes.post_grad.drop_vectors import drop_vectors
 from stator.passes.post_grad.fold_cumsum import fold_cumsum
@@ -220,6 +221,12 @@ CAPTURED: Final = (  # over the graph of torch functions
 )
 TRACED: Final = (  # over a graph of ATen operators
     Example(drop_noops, views_and_copies, floats((2, 3))),
+    Example(
+        spell_softmax,
+        lambda x: torch.log_softmax(x, 1),
+        floats((2, 3)),
+        options=Options(codegen="triton"),
+    ),
     Example(fold_uniform, ones_and_zeros, floats((2, 3))),
     Example(pad_mm, shallow_product, floats((1024, 16), (16, 301))),
     Example(channels_last, convolutions, floats((2, 3, 9, 8), (3, 3, 3, 3))),

@@ -48,7 +48,7 @@ def of_traced(example: Example) -> str:
         if number in example.weights:
             node.meta[WEIGHT] = True
     with expected_ways():  # a text does not depend on what is the fastest here
-        return before_and_after(module.graph, example.pass_) + "\n"
+        return before_and_after(module.graph, example.pass_, example.options) + "\n"
 
 
 TEXTS: Final[dict[str, Callable[[], str]]] = {

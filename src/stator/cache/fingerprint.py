@@ -85,6 +85,7 @@ def fingerprint(
             "llvmlite": _llvmlite(),
             "python": f"{platform.python_implementation()} {platform.python_version()}",
             "machine": _machine(),
+            "gpu": _gpus(inputs),
         }
     )
 
@@ -304,6 +305,19 @@ def _machine() -> str:
     wanted = ("model name", "flags", "Features", "CPU part")
     told = dict.fromkeys(line for line in lines if line.startswith(wanted))
     return f"{sys.platform} {platform.machine()} {_digest(told)[:16]}"
+
+
+def _gpus(inputs: Sequence[Any]) -> str:
+    """The cards that hold inputs, and what compiles for them."""
+    devices = {x.device for x in inputs if isinstance(x, torch.Tensor) and x.is_cuda}
+    if not devices:
+        return "none"
+    try:
+        compiler = version("triton")
+    except PackageNotFoundError:
+        compiler = "none"
+    cards = (f"{d}: {torch.cuda.get_device_properties(d)}" for d in sorted(devices, key=str))
+    return f"{'; '.join(cards)}; triton {compiler}"
 
 
 def _llvmlite() -> str:

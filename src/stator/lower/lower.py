@@ -462,9 +462,8 @@ def _lies_across(
     results = [axis for axis in outer if axis.size.constant != 1]
     loads = loads_of(body(point_of(outer), point_of(axes)))
     moving = [load.index for load in loads if load.index.axes & set(axes)]
-    if not results or not moving:
-        return False
-    return all(index.factor_of(results[-1]) is Index.of(1) for index in moving)
+    steps = {index.factor_of(results[-1]) for index in moving} if results else set()
+    return Index.of(1) in steps and steps <= {Index.of(0), Index.of(1)}
 
 
 def _refuse_scatter(dtype: DType, combine: Combine | None) -> None:

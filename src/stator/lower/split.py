@@ -18,6 +18,7 @@ FEW_RESULTS: Final = 8  # computed one a thread; with more there is enough to sh
 WORTH_IT: Final = 1 << 16  # elements for each result
 # On a GPU:
 ENOUGH_PROGRAMS: Final = 1 << 10  # they fill a large card several times
+ENOUGH_ROWS: Final = 1 << 8  # that are taken by many threads each
 RESULTS_ACROSS: Final = 64  # of one program
 SHORTEST: Final = 1 << 11  # elements of a piece
 SHORTEST_ACROSS: Final = 1 << 6
@@ -57,6 +58,8 @@ def in_pieces_on_a_gpu(
         return None
     programs = max(results // RESULTS_ACROSS, 1) if across else results
     most = elements // (SHORTEST_ACROSS if across else SHORTEST)
+    if not across and programs >= ENOUGH_ROWS:
+        return None
     wanted = min(-(-ENOUGH_PROGRAMS // programs), most)
     if wanted < 2:
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from threading import Thread
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from stator.codegen.llvm.backend import load_kernels
 from stator.core.dtypes import TORCH_DTYPES
 from stator.core.dump import Dump
 from stator.core.events import Compilation
-from stator.graph.edit import DONATED, EARLY, KEPT
+from stator.graph.edit import AGAIN, DONATED, EARLY, KEPT
 from stator.loops.index import Index
 from stator.loops.ir import Kernel
 from stator.loops.values import Value
@@ -73,7 +74,7 @@ def plan_kernels(
     dump.write(f"{name}_loops.txt", lambda: loops_text(items))
     (output,) = module.graph.find_nodes(op="output")
     returned = {node.name for node in output.all_input_nodes}
-    late = any(node.meta.get(EARLY) for node in module.graph.nodes)
+    late = any(node.meta.get(EARLY) or node.meta.get(AGAIN) for node in module.graph.nodes)
     few = FEW_ROWS if lowering.target.uses_triton else 1
     fused = fuse(items, lowering.sizes, returned, late=late, few_rows=few)
     dump.write(f"{name}_schedule.txt", lambda: schedule_text(fused))
@@ -113,6 +114,13 @@ def plan_kernels(
         lowered.origins,
         device=lowering.target.device,
     )
+
+
+def begin_workers() -> None:
+    """Start what compiles kernels for a GPU, while the graph is still being traced."""
+    from stator.codegen.triton.compile import workers
+
+    Thread(target=workers, daemon=True).start()
 
 
 def _dump_code(dump: Dump, name: str, steps: Sequence[Step], target: Target) -> None:

@@ -11,11 +11,12 @@ import torch
 
 from stator.codegen.llvm.backend import Entry
 from stator.codegen.llvm.shape import symbols_of
-from stator.codegen.triton.compile import Cubin, compile_all
+from stator.codegen.triton.compile import compile_all
 from stator.codegen.triton.interpreted import interpreted
 from stator.codegen.triton.kernel import Written, write_kernel
 from stator.codegen.triton.launch import Launcher, load
 from stator.codegen.triton.shape import WARP, shape_of
+from stator.codegen.triton.translate import Cubin
 from stator.core import faults
 from stator.loops.index import Index
 from stator.loops.ir import Kernel

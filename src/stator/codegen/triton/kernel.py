@@ -9,7 +9,7 @@ from typing import Final
 
 from stator.codegen.llvm.shape import arguments_of, symbols_of
 from stator.codegen.triton.emitter import Dim, Emitter
-from stator.codegen.triton.online import close_totals, is_online, open_totals, take_in
+from stator.codegen.triton.online import AT_ONCE, close_totals, is_online, open_totals, take_in
 from stator.codegen.triton.prims import TYPES, number_text
 from stator.codegen.triton.shape import Shape, is_coarse, is_wide, power, shape_of
 from stator.core.dtypes import DType
@@ -18,10 +18,13 @@ from stator.loops.ir import (
     Accumulate,
     Combine,
     Const,
+    Expr,
     Kernel,
+    Load,
     Stage,
     Statement,
     Store,
+    Within,
     loads_of,
 )
 from stator.loops.values import product
@@ -191,11 +194,19 @@ def _online(e: Emitter, first: Stage, second: Stage, block: int) -> None:
     largest = first.body[0]
     assert isinstance(largest, Accumulate), "it was looked at"
     length = product([axis.size for axis in first.inner])
-    open_totals(e, block, TYPES[largest.value.dtype])
+    e.dims = (e.dims[0], Dim("r", str(block), None))
+    open_totals(e, TYPES[largest.value.dtype])
     end = e.index(length)
-    with e.inside(f"for r_ in range(0, {end}, {block}):"):
-        e.dims = (e.dims[0], _enter_inner(e, first, length, block, "r_ + "))
-        take_in(e, _filled(e, largest, e.value(largest.value)), block)
+    _read_outside(e, first)
+    with e.inside(f"for r_ in range(0, {end}, {AT_ONCE * block}):"):
+        taken = []
+        for number in range(AT_ONCE):
+            known = dict(e.values), dict(e.places)
+            start = f"r_ + {number * block} + "
+            e.dims = (e.dims[0], _enter_inner(e, first, length, block, start, AT_ONCE))
+            taken.append(_filled(e, largest, e.value(largest.value)))
+            e.values, e.places = known  # the axes move on
+        take_in(e, taken)
     close_totals(e, first, second)
 
 
@@ -217,10 +228,13 @@ def _stage(e: Emitter, stage: Stage, shape: Shape) -> None:
         _looped(e, stage, length, shape.inner)
 
 
-def _enter_inner(e: Emitter, stage: Stage, length: Index, block: int, start: str = "") -> Dim:
+def _enter_inner(
+    e: Emitter, stage: Stage, length: Index, block: int, start: str = "", blocks: int = 1
+) -> Dim:
+    """The inner axes of a block, or of one of some that are taken together."""
     name = e.let(f"{start}tl.arange(0, {block})[None, :]", "r")
     e.decode(stage.inner, name, "r")
-    return Dim("r", str(block), _mask(e, name, length, block))
+    return Dim("r", str(block), _mask(e, name, length, blocks * block))
 
 
 def _whole(e: Emitter, stage: Stage, length: Index, block: int) -> None:
@@ -254,6 +268,7 @@ def _looped(e: Emitter, stage: Stage, length: Index, block: int) -> None:
     for own in sums:
         e.line(f"{names[own.name]} = {_full(shape, own)}")
     end = e.index(length)
+    _read_outside(e, stage)
     with e.inside(f"for r_ in range(0, {end}, {block}):"):
         e.dims = (e.dims[0], _enter_inner(e, stage, length, block, "r_ + "))
         _read_ahead(e, stage.body)
@@ -274,6 +289,23 @@ def _looped(e: Emitter, stage: Stage, length: Index, block: int) -> None:
         if not stage.in_order:
             total = e.let(f"reduced({total}, 1, {combiner(own)}, keep_dims=True)", "acc")
         e.accumulated(own.name, _narrowed(e, own, total))
+
+
+def _read_outside(e: Emitter, stage: Stage) -> None:
+    """Read what stays the same along the inner axes, once; what is chosen stays where it is."""
+    stored = {s.buffer for s in stage.body if isinstance(s, Store)}
+    stored |= {read for written, read in e.kernel.shares if written in stored}
+    stack = [s.value for s in stage.body]
+    seen: set[Expr] = set()
+    while stack:
+        part = stack.pop()
+        if part in seen or isinstance(part, Within):
+            continue
+        seen.add(part)
+        is_steady = isinstance(part, Load) and not part.index.axes & set(stage.inner)
+        if isinstance(part, Load) and is_steady and part.buffer not in stored:
+            e.value(part)
+        stack += part.operands
 
 
 def _full(shape: str, statement: Accumulate) -> str:

@@ -16,7 +16,7 @@ from stator.codegen.triton.emitter import Emitter
 from stator.loops.ir import Accumulate, Accumulated, Apply, Combine, Stage
 from stator.loops.prims import Prim
 
-TOGETHER: Final = 8  # neighbours that share a largest: what a thread loads at once
+AT_ONCE: Final = 4  # blocks that are met together: they shrink the sum once
 
 
 def is_online(stages: Sequence[Stage], number: int) -> bool:
@@ -38,22 +38,23 @@ def is_online(stages: Sequence[Stage], number: int) -> bool:
     return total.value is Apply(value.dtype, Prim.EXP, (below,))
 
 
-def open_totals(e: Emitter, block: int, dtype: str) -> None:
+def open_totals(e: Emitter, dtype: str) -> None:
     """What threads keep: nothing yet."""
-    shape = f"[{e.dims[0].block}, {block // TOGETHER}]"
+    shape = e.shape(("x", "r"))
     e.line(f'tops_ = tl.full({shape}, float("-inf"), {dtype})')
     e.line(f"sums_ = tl.full({shape}, 0.0, {dtype})")
 
 
-def take_in(e: Emitter, value: str, block: int) -> None:
-    """A block of the row; beyond its end it holds -inf."""
-    rows = e.dims[0].block
-    grouped = e.let(f"tl.reshape({value}, [{rows}, {block // TOGETHER}, {TOGETHER}])")
-    top = e.let(f"larger_or_nan(tops_, reduced({grouped}, 2, larger_or_nan, keep_dims=False))")
+def take_in(e: Emitter, blocks: Sequence[str]) -> None:
+    """Blocks of the row; beyond its end they hold -inf."""
+    top = "tops_"
+    for block in blocks:
+        top = e.let(f"larger_or_nan({top}, {block})")
     base = _finite(e, top)
-    small = e.let(exp_text(e, f"{grouped} - {base}[:, :, None]"))
-    shrunk = exp_text(e, f"tops_ - {base}")
-    e.line(f"sums_ = sums_ * {shrunk} + reduced({small}, 2, add, keep_dims=False)")
+    total = f"sums_ * {exp_text(e, f'tops_ - {base}')}"
+    for block in blocks:
+        total += f" + {exp_text(e, f'{block} - {base}')}"
+    e.line(f"sums_ = {total}")
     e.line(f"tops_ = {top}")
 
 

@@ -78,9 +78,9 @@ def shape_of(kernel: Kernel) -> Shape:
     known = [length.constant for length in lengths if length.constant is not None]
     longest = max(known, default=0)
     if len(known) < len(lengths) or longest > LONGEST_WHOLE // _weight(kernel):
-        # Two of the widest accesses for each thread.
+        # The widest access for each thread.
         bytes_ = min((b.dtype.bytes for b in (*kernel.read, *kernel.written)), default=4)
-        return Shape("rows", 1, 2 * LONG_WARPS * WARP * WIDEST // max(bytes_, 2), LONG_WARPS)
+        return Shape("rows", 1, LONG_WARPS * WARP * WIDEST // max(bytes_, 2), LONG_WARPS)
     inner = power(longest)
     rows = product([axis.size for axis in kernel.outer]).constant or PROGRAMS
     outer = max(1, min(TILE // inner, power(rows) // PROGRAMS, 64))

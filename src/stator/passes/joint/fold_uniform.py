@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -34,6 +35,15 @@ FOLDED_TYPES: Final = frozenset(
     {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
     | {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 )
+COUNTS: Final[dict[Any, Callable[..., tuple[Any, Any]]]] = {  # to where they start, and the step
+    aten.arange.default: lambda end: (0, 1),
+    aten.arange.start: lambda start, end: (start, 1),
+    aten.arange.start_step: lambda start, end, step=1: (start, step),
+}
+ATTENTIONS: Final = (  # whose fourth argument is added to scores
+    aten._scaled_dot_product_cudnn_attention.default,
+    aten._scaled_dot_product_efficient_attention.default,
+)
 ARITHMETIC: Final = (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor)
 
 
@@ -47,7 +57,7 @@ def fold_uniform(graph: fx.Graph, ctx: Ctx) -> int:
     found = _Uniform(graph, sharing)
     for node in graph.nodes:
         found.look_at(node)
-    folded = _drop_neutral(graph, ctx, found)
+    folded = _drop_neutral(graph, ctx, found) + _drop_bias(graph, ctx, found)
     for node in reversed(list(found.numbers)):
         if node.users and node.target not in SIMPLE:
             folded += found.replace(node, ctx)
@@ -64,6 +74,7 @@ class _Uniform:
     sharing: Sharing
     numbers: dict[fx.Node, torch.Tensor] = field(default_factory=dict)
     sizes: dict[Any, fx.Node] = field(default_factory=dict)  # symbolic ones, where first known
+    naturals: set[fx.Node] = field(default_factory=set)  # counts from 0 on, seen as views or not
 
     def look_at(self, node: fx.Node) -> None:
         """Note the node's number, if it has one."""
@@ -74,12 +85,24 @@ class _Uniform:
             return
         if self.sharing.is_written(node):
             return  # it is a number only until then
+        if self._counts(node):
+            self.naturals.add(node)
         number = self._number(node, value)
         if number is not None and number.dtype == value.dtype:
             self.numbers[node] = number.reshape([1] * value.ndim)
 
+    def _counts(self, node: fx.Node) -> bool:
+        """Whether all of its numbers are known to be at least 0."""
+        if node.target in COUNTS:
+            start, step = COUNTS[node.target](*node.args)
+            return isinstance(start, int) and isinstance(step, int) and start >= 0 and step > 0
+        same = is_view_op(node.target) or node.target in COPIES
+        return same and node.args[0] in self.naturals
+
     def _number(self, node: fx.Node, value: torch.Tensor) -> torch.Tensor | None:
         target = node.target
+        if target is aten.ge.Scalar and node.args[0] in self.naturals and node.args[1] == 0:
+            return _single(1, value)  # as masks are written that leave everything
         if target in MADE:
             position = MADE[target]
             given = node.args[position] if position < len(node.args) else None
@@ -91,7 +114,7 @@ class _Uniform:
             return _single(0, value)
         if not node.all_input_nodes or any(n not in self.numbers for n in _tensors(node)):
             return None
-        if is_view_op(target) or target in COPIES:
+        if is_view_op(target) or target in COPIES or self._is_padded_alike(node):
             return self._viewed(node, value)
         return self._computed(node) if _is_pointwise(target) else None
 
@@ -99,6 +122,13 @@ class _Uniform:
         if argument in self.numbers:
             return not self.numbers[argument].item()
         return isinstance(argument, int) and argument == 0
+
+    def _is_padded_alike(self, node: fx.Node) -> bool:
+        """Whether it is surrounded by the number that it is."""
+        if node.target is not aten.constant_pad_nd.default:
+            return False
+        around = node.args[2] if len(node.args) > 2 else 0
+        return bool(self.numbers[node.args[0]].item() == around)
 
     def _viewed(self, node: fx.Node, value: torch.Tensor) -> torch.Tensor | None:
         source = self.numbers.get(node.args[0])
@@ -198,6 +228,19 @@ def _drop_neutral(graph: fx.Graph, ctx: Ctx, known: _Uniform) -> int:
         source = None if node in known.numbers else _kept(node, known.numbers)
         if source is not None and isinstance(source.meta.get("val"), torch.Tensor):
             dropped += _read_instead(node, source, known.sharing, ctx)
+    return dropped
+
+
+def _drop_bias(graph: fx.Graph, ctx: Ctx, known: _Uniform) -> int:
+    """Let attention add nothing, where that is what it adds: its kernels without are faster."""
+    dropped = 0
+    for target in ATTENTIONS:
+        for node in graph.find_nodes(op="call_function", target=target):
+            number = known.numbers.get(node.args[3])
+            adds_nothing = number is not None and number.item() == 0
+            if adds_nothing and ctx.fuel.spend(f"fold_uniform: {node.name}"):
+                node.update_arg(3, None)
+                dropped += 1
     return dropped
 
 

@@ -21,6 +21,7 @@ from stator.graph.build import Builder
 from stator.graph.run import Ctx
 from stator.graph.torch_calls import VALUE, is_written_between, value_of
 from stator.passes.pre_grad.read_attention import Added, Attention, Filled, read_attention
+from stator.passes.pre_grad.settle_attention import settle_attention
 
 FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16)
 SCORES_ARE_LOST: Final = -1e18  # beside such a number, even in float64
@@ -47,7 +48,7 @@ def fuse_attention(graph: fx.Graph, ctx: Ctx) -> int:
             fused += reason is None
         if reason is not None:
             ctx.record.notes.append(f"{node.name} is not fused to attention: {reason}")
-    return fused
+    return fused + settle_attention(graph, ctx)
 
 
 def why_not_fused(found: Attention) -> str | None:

@@ -1,0 +1,42 @@
+"""A process that compiles kernels: requests come in at its standard input, answers go out.
+
+It is run as a script, and imports what compiles and nothing else of the package: torch alone would
+take seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from pathlib import Path
+from types import ModuleType
+
+
+def main() -> None:
+    """Answer until the input ends."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a compiler prints shall not stand among them
+    root = Path(__file__).resolve().parents[2]
+    for name in ("stator", "stator.codegen", "stator.codegen.triton"):
+        module = sys.modules[name] = ModuleType(name)
+        module.__path__ = [str(root.joinpath(*name.split(".")[1:]))]
+    import triton  # noqa: F401  # while nobody waits
+
+    from stator.codegen.triton.translate import translate
+
+    while True:
+        try:
+            request = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        try:
+            answer: object = translate(request)
+        except Exception as error:
+            answer = f"{type(error).__name__}: {error}"
+        pickle.dump(answer, answers)
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()
