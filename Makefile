@@ -39,6 +39,7 @@ demo: $(STAMP)
 
 test: check
 	$(ONE_THREAD) $(BIN)/python -m pytest -q $(WORKERS) --ignore=tests/style
+	$(ONE_THREAD) STATOR_GPU_TESTS_ON=interpreter $(BIN)/python -m pytest -q $(WORKERS) tests/gpu
 	$(ONE_THREAD) $(BIN)/python -m pytest -q $(WORKERS) $(FEW) --no-kernels
 
 check: $(STAMP)

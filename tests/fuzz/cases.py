@@ -63,7 +63,7 @@ def failure(case: Case) -> str | None:
     """What is wrong with LLVM's results, or None."""
     kernel = case.kernel
     verify(kernel)
-    runs = [_Run.of(kernel, seed) for seed in case.seeds]
+    runs = [Run.of(kernel, seed) for seed in case.seeds]
     module = jit.load([kernel])  # kept: the code goes with it
     entry = module.entries[kernel.name]
     if kernel.is_list:
@@ -75,7 +75,7 @@ def failure(case: Case) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class Run:
     """Arguments of a kernel, and what the interpreter makes of them."""
 
     sizes: dict[str, int]
@@ -84,12 +84,12 @@ class _Run:
     memory: dict[str, Array]
 
     @staticmethod
-    def of(kernel: Kernel, seed: int) -> _Run:
+    def of(kernel: Kernel, seed: int) -> Run:
         expected, sizes = inputs(kernel, seed)
         actual, memory = with_margins(expected)
         share_memory(kernel, actual)
         interp.run(kernel, expected, sizes)
-        return _Run(sizes, expected, actual, memory)
+        return Run(sizes, expected, actual, memory)
 
     def line(self, kernel: Kernel) -> list[int]:
         """Addresses and sizes, as the kernel's entry takes them."""

@@ -56,7 +56,20 @@ def _triton() -> Any:
     from triton.runtime import interpreter
 
     interpreter._convert_float = _converted(interpreter._convert_float)
+    builder = interpreter.InterpreterBuilder
+    builder.create_atomic_rmw = _dense(builder.create_atomic_rmw)
     return interpreter
+
+
+def _dense(own: Callable[..., Any]) -> Callable[..., Any]:
+    """The interpreter's atomic operation, which reads blocks as if each element had its place."""
+
+    def combine(builder: Any, operation: Any, *blocks: Any) -> Any:
+        for block in blocks[:3]:
+            block.data = np.ascontiguousarray(block.data)
+        return own(builder, operation, *blocks)
+
+    return combine
 
 
 def _converted(own: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,0 +1,90 @@
+"""Kernels of every shape: right in the interpreter, and compiled for cards that are not here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stator.codegen.triton.kernel import write_kernel
+from stator.codegen.triton.shape import shape_of
+from stator.loops.ir import Kernel
+from stator.loops.parse import parse
+from stator.loops.text import to_text
+from tests.codegen.llvm.execute import contents
+from tests.codegen.triton.kernels import TEXTS
+from tests.fuzz.arguments import Array, evaluate, overrun, with_margins
+from tests.fuzz.compare import difference
+
+pytest.importorskip("triton")
+
+from stator.codegen.triton.compile import compile_all
+from stator.codegen.triton.interpreted import interpreted
+from stator.loops import interp
+from stator.loops.access import buffers
+
+
+def arrays(kernel: Kernel, sizes: dict[str, int]) -> dict[str, Array]:
+    """Random contents of every buffer."""
+    random = np.random.default_rng(0)
+    return {b.name: contents(b.dtype, evaluate(b.size, sizes), random) for b in buffers(kernel)}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_the_interpreter_agrees(name: str) -> None:
+    if name in ("rows in several blocks", "scan in several blocks", "pointwise"):
+        pytest.skip("too long for our own interpreter: whole programs check them")
+    kernel, sizes = parse(TEXTS[name]), {"s0": 70} if name == "of any size" else {}
+    given = arrays(kernel, sizes)
+    expected = {buffer: array.copy() for buffer, array in given.items()}
+    interp.run(kernel, expected, sizes)
+    actual, memory = with_margins(given)
+
+    places = [actual[b.name].ctypes.data for b in (*kernel.written, *kernel.read)]
+    interpreted(kernel)(*places, *sizes.values(), 1)
+
+    wrong = overrun(memory) or difference(kernel, actual, expected)
+    assert wrong is None, f"{wrong}\n{to_text(kernel)}"
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_they_compile_for_cards(
+    capability: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    kernels = [parse(text) for text in TEXTS.values()]
+
+    made = compile_all([write_kernel(kernel, shape_of(kernel)) for kernel in kernels], capability)
+
+    for cubin in made:
+        assert cubin.code.startswith(b"\x7fELF")
+        assert cubin.shared < 100 << 10
+
+
+def test_threads_move_as_much_as_they_can_at_once() -> None:
+    kernel = parse(TEXTS["pointwise"].replace("100003", "1048576"))
+    shape = shape_of(kernel)
+
+    each = shape.outer // (32 * shape.warps)
+
+    assert each * 2 % 16 == 0  # bf16, in accesses of 16 bytes
+
+
+def test_a_long_row_is_read_once_for_softmax() -> None:
+    short, long = (
+        write_kernel(k, shape_of(k))
+        for k in map(parse, (TEXTS["rows"], TEXTS["rows in several blocks"]))
+    )
+
+    assert short.source.count("tl.load") == 1  # held in registers
+    assert "tops_" in long.source
+    assert long.source.count("for r_") == 2  # the pass over the row, and that which stores
+
+
+def test_what_is_compiled_is_named_after_its_content() -> None:
+    one, other = (parse(TEXTS[name]) for name in ("columns", "turned"))
+
+    names = [write_kernel(k, shape_of(k)).name for k in (one, one, other)]
+
+    assert names[0] == names[1] != names[2]
