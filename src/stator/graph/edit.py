@@ -19,6 +19,7 @@ EXTRAS: Final = "extras"  # on an output: what the backward calls the last value
 PART: Final = "part"  # an input that is one of several results of a library call
 KEPT: Final = "kept"  # computed to be kept for a while, in the place of what it is computed from
 EARLY: Final = "early"  # computed for a first time, to be forgotten and computed again later
+AGAIN: Final = "again"  # a library's call in the backward that the forward made too
 
 WEIGHT: Final = "weight"  # an input that stays the same from call to call, unless somebody writes
 

@@ -18,8 +18,8 @@ from stator.aot.partition.network import Cut
 from stator.aot.partition.order import backward_order, forward_nodes
 from stator.aot.partition.weigh import bytes_of, is_generated
 from stator.aot.trace import Traced
-from stator.graph.edit import CALLERS, EARLY, EXTRAS, KEPT, PART, drop_unread
-from stator.torch_api import LazyGraphModule
+from stator.graph.edit import AGAIN, CALLERS, EARLY, EXTRAS, KEPT, PART, drop_unread
+from stator.torch_api import LazyGraphModule, is_view_op
 
 aten = torch.ops.aten
 
@@ -145,6 +145,8 @@ def _backward(traced: Traced, joint: Joint, classes: Classes, cut: Cut) -> fx.Gr
             if node in cut.relays:
                 found[node].meta[KEPT] = True
                 copies[node] = found[node]
+        elif node in cut.again and not is_generated(node) and not is_view_op(node.target):
+            found[node].meta[AGAIN] = True
     graph.output(tuple(_mapped(node, copies) for node in traced.grads))
     drop_unread(graph)
     return LazyGraphModule(traced.module, graph, "Backward")
