@@ -169,14 +169,14 @@ def autocast_cache_off() -> Iterator[None]:
         torch.set_autocast_cache_enabled(before)
 
 
-def autocast_off() -> Any:
-    """A context in which no autocast applies."""
-    return torch._C._DisableAutocast()
+autocast_off: Final[Any] = torch._C._DisableAutocast  # a context, as is this: versions do not move
+preserve_version: Final[Any] = torch.autograd._unsafe_preserve_version_counter
 
-
-def preserve_version(tensor: torch.Tensor) -> Any:
-    """A context in which mutations of `tensor` leave its version counter alone."""
-    return torch.autograd._unsafe_preserve_version_counter(tensor)
+# From begin to end, torch notes what its CPU allocator gives to this thread, and gets back.
+begin_watch: Final[Any] = torch.autograd._enable_profiler_legacy
+end_watch: Final[Any] = torch.autograd._disable_profiler_legacy
+_with = (torch.autograd.ProfilerState.CPU, False, True, False, False, False)
+MEMORY_WATCH: Any = torch.autograd.ProfilerConfig(*_with, torch._C._profiler._ExperimentalConfig())
 
 
 def to_functional(value: Any) -> Any:

@@ -24,6 +24,7 @@ from typing import Any, Final
 import torch
 from torch import fx
 
+from stator.aot.partition.scratch import Calling, highest
 from stator.core.events import LARGE, Held, Home
 from stator.loops.index import Index
 from stator.lower.sizes import evaluate
@@ -219,13 +220,20 @@ def predicted(plan: Plan, memory: Memory, own: Iterable[Own] = ()) -> Held:
     for given in own:
         last = max(ends[name] for name in given.names)
         spans.append((given.by_torch, given.bytes, 0, last))
-    return Held(
-        arena_bytes(plan, memory),
-        *(
-            _most(plan, [span[1:] for span in spans if span[0] is torchs])
-            for torchs in (False, True)
-        ),
+    pool, by_torch = (
+        _held(plan, [span[1:] for span in spans if span[0] is torchs]) for torchs in (False, True)
     )
+    return Held(arena_bytes(plan, memory), max(pool), highest(by_torch, _asking(plan)))
+
+
+def _asking(plan: Plan) -> dict[int, Calling]:
+    """Calls that may take memory for themselves, by their step."""
+    calls = {
+        number: Calling(step.target, step.args, step.kwargs)
+        for number, step in enumerate(plan.steps)
+        if isinstance(step, Call) and step.out is None and not plan.on_gpu
+    }
+    return {number: calling for number, calling in calls.items() if calling.most}
 
 
 def room_bytes(size: int) -> int:
@@ -260,12 +268,17 @@ def home_of_one(name: str, size: int, by_torch: bool) -> Home:
 
 
 def _most(plan: Plan, spans: Iterable[Sequence[int]]) -> int:
-    """Bytes at once of what lives from one step to another."""
+    """The most bytes at once of what lives from one step to another."""
+    return max(_held(plan, spans))
+
+
+def _held(plan: Plan, spans: Iterable[Sequence[int]]) -> list[int]:
+    """Bytes at once, step by step."""
     changes = [0] * (len(plan.steps) + 2)
     for size, first, last in spans:
         changes[first] += size
         changes[last + 1] -= size
-    return max(accumulate(changes))
+    return list(accumulate(changes))
 
 
 def arena_bytes(plan: Plan, memory: Memory) -> int:

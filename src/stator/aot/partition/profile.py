@@ -26,7 +26,7 @@ def measured(nodes: Iterable[fx.Node]) -> dict[fx.Node, float]:
             if is_generated(node) or is_view_op(node.target) or not may_run_again(node):
                 continue
             device = _device_of(node)
-            key = (node.target, *map(_kind, node.args), *map(_kind, node.kwargs.items()))
+            key = (node.target, *map(kind_of, node.args), *map(kind_of, node.kwargs.items()))
             if key not in known:
                 known[key] = _seconds_of(node, device)
             seconds = known[key]
@@ -53,7 +53,7 @@ def _seconds_of_a_byte(device: torch.device) -> float:
 
 def _seconds_of(node: fx.Node, device: torch.device) -> float | None:
     """Seconds of the call on made-up tensors; None if it does not run on those."""
-    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda source: _made_up(source.meta["val"]))
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda source: made_up(source.meta["val"]))
     try:
         return _seconds(lambda: node.target(*args, **kwargs), device)
     except (RuntimeError, IndexError, ValueError, TypeError):
@@ -76,7 +76,8 @@ def _wait_for(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _made_up(value: Any) -> Any:
+def made_up(value: Any) -> Any:
+    """A tensor like a fake one, with ones in it; numbers as they are."""
     if not isinstance(value, torch.Tensor):
         return int(value) if isinstance(value, torch.SymInt) else value
     size = [int(n) for n in value.size()]
@@ -84,8 +85,8 @@ def _made_up(value: Any) -> Any:
     return torch.empty_strided(size, stride, dtype=value.dtype, device=value.device).fill_(1)
 
 
-def _kind(argument: Any) -> Any:
-    """What of an argument the time depends on."""
+def kind_of(argument: Any) -> Any:
+    """What of an argument the time and the memory of a call depend on."""
     value = argument.meta.get("val") if isinstance(argument, fx.Node) else argument
     if isinstance(value, torch.Tensor):
         return (tuple(map(str, value.size())), tuple(map(str, value.stride())), value.dtype)
