@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx
 
 from stator.aot.partition.candidates import Candidate, candidates
-from stator.aot.partition.choose import Wish, choose, frontier
+from stator.aot.partition.choose import LEVEL, Wish, choose, frontier
 from stator.aot.partition.classify import Classes, classify
 from stator.aot.partition.cut import network_of
 from stator.aot.partition.joint import Joint
@@ -234,3 +236,20 @@ def test_candidates_are_all_different() -> None:
     found: list[Candidate] = candidates(simulator(*facts()))
 
     assert len({(kept(one.cut), one.cut.relays) for one in found}) == len(found)
+
+
+def convolutions(x: Tensor, *weights: Tensor) -> list[Tensor]:
+    """Residual blocks whose means are taken over the batch."""
+    for weight in weights:
+        y = F.batch_norm(torch.conv2d(x, weight, padding=1), None, None, training=True)
+        x = torch.relu(x + torch.relu(y))
+    return [x.sum()]
+
+
+def test_less_budget_takes_no_more_memory_in_a_network_of_convolutions() -> None:
+    joint = Joint.of(traced(convolutions, leaf(2, 8, 8, 8), *(leaf(8, 8, 3, 3) for _ in range(6))))
+    classes = classify(joint)
+    simulated = simulator(joint, classes)
+    peaks = [simulated.peak(choose(joint, classes, Wish(budget=b))) for b in BUDGETS]
+
+    assert all(less <= LEVEL * more for less, more in pairwise(peaks))

@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from stator.aot.partition.candidates import candidates
+from stator.aot.partition.candidates import FORBIDDING, candidates
 from stator.aot.partition.classify import classify
 from stator.aot.partition.cut import cut_keeping, network_of, save_everything
 from stator.aot.partition.joint import Joint
+from stator.aot.partition.lives import ARENA, POOL, TORCH, Half, Span
 from stator.aot.partition.network import Cut
-from stator.aot.partition.simulate import ARENA, POOL, TORCH, Half, Simulator, Span
+from stator.aot.partition.simulate import Simulator
 from stator.aot.partition.weigh import Scales, bytes_of
 from tests.aot.partition.programs import Flat, leaf, traced
 
@@ -24,10 +26,10 @@ def simulator(program: Flat, *inputs: Any) -> Simulator:
     return Simulator(joint, classes, network_of(joint, classes, scales))
 
 
-def all_kept(found: Simulator, *names: str) -> Cut:
+def all_kept(found: Simulator, *names: str, price: float = 1) -> Cut:
     """A cut that keeps what the operators called `names` make."""
     wanted = [node for node in found.network.nodes if node.name.split("_")[0] in names]
-    return cut_keeping(found.network, wanted, 1)
+    return cut_keeping(found.network, wanted, price)
 
 
 def placed(found: Simulator, half: Half) -> dict[str, int]:
@@ -117,3 +119,40 @@ def test_what_is_computed_first_lies_in_the_pool() -> None:
     places = placed(found, backward)
 
     assert {places[node.name] for node in relayed[0].relays if node.name in places} == {POOL}
+
+
+def test_what_a_norm_makes_is_stored_over_what_it_reads() -> None:
+    def program(x: Tensor, weight: Tensor) -> list[Tensor]:
+        made = torch.conv2d(x, weight)
+        made = torch.relu(F.batch_norm(made, None, None, training=True))
+        return [torch.conv2d(made, weight).sum()]
+
+    found = simulator(program, torch.randn(2, 4, 16, 16), leaf(4, 4, 3, 3))
+    forward, _ = found._halves(all_kept(found, "relu", price=FORBIDDING))
+
+    assert placed(found, forward)["relu"] == TORCH
+
+
+def test_what_a_norm_reads_a_second_time_lies_apart() -> None:
+    def program(x: Tensor, weight: Tensor) -> list[Tensor]:
+        for _ in range(2):
+            made = torch.conv2d(x, weight)
+            x = x + made
+            x = x * F.layer_norm(x, x.shape[1:])
+        return [x.sum()]
+
+    found = simulator(program, leaf(2, 4, 8, 8), leaf(4, 4, 1, 1))
+    forward, _ = found._halves(all_kept(found, "add"))
+
+    assert placed(found, forward)["add"] == POOL
+
+
+def test_the_least_of_a_cut_is_not_above_its_peak() -> None:
+    def program(x: Tensor, weight: Tensor) -> list[Tensor]:
+        for _ in range(6):
+            x = torch.mm(x, weight).sigmoid()
+        return [x.sum()]
+
+    found = simulator(program, leaf(64, 64), leaf(64, 64))
+
+    assert all(found.least(one.cut) <= one.peak for one in candidates(found))

@@ -11,12 +11,13 @@ from those (`Cut.relays`), so that this takes no more memory than the thin cut.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Final
 
+import numpy as np
 from torch import fx
 
 from stator.aot.partition.cut import PRICE, cut_at, cut_keeping
@@ -39,16 +40,28 @@ SHARES: Final = 20  # budgets that have a cut of their own
 STEPS: Final = 16  # that the way from all to nothing is divided into, about
 
 
-@dataclass(frozen=True, slots=True)
 class Candidate:
-    """A cut with what is foreseen of it."""
+    """A cut with what is foreseen of it: its peak when somebody asks, as that takes longest."""
 
-    cut: Cut
-    label: str
-    saved: int
-    peak: int
-    time: float  # of a step, in bytes of traffic
-    holders: Callable[[], tuple[tuple[str, int], ...]]  # what is alive at the peak
+    def __init__(self, simulator: Simulator, cut: Cut, label: str, base: float) -> None:
+        self.cut = cut
+        self.label = label
+        self.saved = simulator.saved(cut)
+        self.time = base + simulator.extra(cut)  # of a step, in bytes of traffic
+        self.simulator = simulator
+
+    @cached_property
+    def peak(self) -> int:
+        """Bytes that a step under it holds at most."""
+        return self.simulator.peak(self.cut)
+
+    def is_within(self, most: float) -> bool:
+        """Whether the peak is not above `most`; what is kept alone may answer that."""
+        return self.simulator.least(self.cut) <= most and self.peak <= most
+
+    def holders(self) -> tuple[tuple[str, int], ...]:
+        """What is alive at the peak."""
+        return self.simulator.holders(self.cut)
 
 
 def candidates(simulator: Simulator, solver: str = "dp") -> list[Candidate]:
@@ -71,15 +84,8 @@ def default_of(usual: Candidate, lean: Candidate) -> Candidate:
     A price is paid for bytes that are kept; what a step holds at once may be other bytes, so the
     peak is looked at before more is computed again.
     """
-    worth = lean.saved <= LEAN_KEPT * usual.saved and lean.peak <= LEAN_PEAK * usual.peak
-    return lean if worth and lean.time <= LEAN_TIME * usual.time else usual
-
-
-def foreseen(simulator: Simulator, cut: Cut, label: str, base: float | None = None) -> Candidate:
-    """A cut with what a step under it would take; `base` is what any cut costs, if it is known."""
-    time = (simulator.base() if base is None else base) + simulator.extra(cut)
-    saved, peak = simulator.saved(cut), simulator.peak(cut)
-    return Candidate(cut, label, saved, peak, time, partial(simulator.holders, cut))
+    worth = lean.saved <= LEAN_KEPT * usual.saved and lean.time <= LEAN_TIME * usual.time
+    return lean if worth and lean.peak <= LEAN_PEAK * usual.peak else usual
 
 
 class _Search:
@@ -155,7 +161,7 @@ class _Search:
         key = _key(cut)
         if key in self.found:
             return
-        self.found[key] = foreseen(self.simulator, cut, label, self.base)
+        self.found[key] = Candidate(self.simulator, cut, label, self.base)
 
 
 def _key(cut: Cut) -> Hashable:
@@ -176,14 +182,8 @@ def _inputs_only(node: fx.Node, weight: Weight) -> float:
 
 def _split_price(network: Network, prices: tuple[float, float], share: float) -> Cut:
     """A higher price for the first part of the program."""
-    high, low = prices
-    border = share * len(network.nodes)
-    first = {node for place, node in enumerate(network.nodes) if place < border}
-
-    def price(node: fx.Node, weight: Weight) -> float:
-        return weight.price(high if node in first else low)
-
-    return network.cut(price)
+    count = len(network.nodes)
+    return network.cut_at(np.where(np.arange(count) < share * count, *prices))
 
 
 def _relayed(network: Network, nothing: Cut, thin: Cut) -> Cut | None:

@@ -1,8 +1,10 @@
 """Which cut is taken: as the options say, of those that candidates.py finds.
 
 Of all cuts, those matter that no other beats in both time and peak.  Along them, from least memory
-to least time, the peak rises as the time falls.  So a limit in bytes and a budget for what is kept
-are answered by the quickest of them that fits, and more of either never takes less memory.
+to least time, the peak rises as the time falls.  So a limit in bytes is answered by the quickest of
+them that fits.  A budget is a share of what the default keeps: a row of cuts leads from there down
+to inputs alone, each of which keeps less than the one before and holds no more at once.  So more of
+either never takes less memory.
 """
 
 from __future__ import annotations
@@ -21,7 +23,6 @@ from stator.aot.partition.candidates import (
     Candidate,
     candidates,
     default_of,
-    foreseen,
 )
 from stator.aot.partition.classify import Classes
 from stator.aot.partition.cut import AGGRESSIVE, PRICE, cut_at, network_of, save_everything
@@ -37,6 +38,9 @@ from stator.graph.verify import user_line
 Foresee = Callable[[Cut], int]  # the peak of a step, from finished plans
 
 SLACK: Final = 1.25  # how far the simulation may be above what plans take
+LEVEL: Final = 1.0005  # peaks that differ by less, in scalars and masks, are equal
+WORTH: Final = 1 / 3  # of the bytes that a cut does not keep: it has to hold so much less at once
+NEAR: Final = 1.05  # unless its peak is as far above the least
 SHOWN: Final = 8  # holders that an error names
 
 
@@ -77,7 +81,7 @@ def choose(joint: Joint, classes: Classes, wish: Wish, foresee: Foresee | None =
     elif usual is None:
         chosen = _within_budget(found, wish.budget)
     else:
-        chosen = foreseen(simulator, usual, "the default")
+        chosen = Candidate(simulator, usual, "the default", simulator.base())
     if wish.report is not None:
         wish.report(_choices(simulator, found, chosen))
     return chosen.cut
@@ -91,7 +95,7 @@ def _usual(joint: Joint, classes: Classes, network: Network) -> Cut:
         return usual
     simulator = Simulator(joint, classes, network)
     base = simulator.base()
-    return default_of(*(foreseen(simulator, cut, "", base) for cut in (usual, lean))).cut
+    return default_of(*(Candidate(simulator, cut, "", base) for cut in (usual, lean))).cut
 
 
 def _times(joint: Joint, wish: Wish) -> dict[fx.Node, float]:
@@ -108,15 +112,35 @@ def frontier(found: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _within_budget(found: Sequence[Candidate], budget: float) -> Candidate:
-    """The quickest that keeps no more than a share of what the first, the default, keeps."""
-    least = min(found, key=lambda one: (one.saved, one.peak, one.time))
-    room = max(budget * found[0].saved, least.saved)
-    # Below the peak of the least there is nothing: a smaller budget would take more memory; nor
-    # above that of the default, by the same.
-    most = found[0].peak
-    line = frontier([least, *(one for one in found if least.peak <= one.peak <= most)])
-    fitting = [one for one in line if one.saved <= room]
-    return min(fitting, key=lambda one: one.time, default=least)
+    """The cut for a share of what the first, the default, keeps.
+
+    From the default down, each cut is followed by the quickest that keeps less, holds no more at
+    once, and is worth it.  The first that keeps little enough is taken, so that less budget never
+    takes more memory.
+    """
+    default, least = found[0], min(one.saved for one in found)
+    ends = [one for one in found if one.saved == least]
+
+    def is_above_an_end(one: Candidate) -> bool:
+        """Else a smaller budget would have to take more memory."""
+        return any(end.is_within(one.peak * LEVEL) for end in ends)
+
+    def is_worth_it(one: Candidate) -> bool:
+        """Whether what is not kept is not held, or there is nothing to be gained any more."""
+        gone = WORTH * (default.saved - one.saved)
+        return one.is_within(default.peak - gone) or one.peak <= NEAR * min(e.peak for e in ends)
+
+    has_end = is_above_an_end(default)  # where not, it cannot be helped
+    room, chosen, most = max(budget * default.saved, least), default, default.peak
+    quickest_first = sorted(found, key=lambda one: (one.time, one.saved))
+    while chosen.saved > room:
+        less = (one for one in quickest_first if one.saved < chosen.saved)
+        low = (one for one in less if one.is_within(most * LEVEL) and is_worth_it(one))
+        following = next((one for one in low if not has_end or is_above_an_end(one)), None)
+        if following is None:
+            return min(ends, key=lambda one: (one.peak, one.time))
+        chosen, most = following, min(most, following.peak)
+    return chosen
 
 
 def _within_limit(found: Sequence[Candidate], limit: int, foresee: Foresee | None) -> Candidate:

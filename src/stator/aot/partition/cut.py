@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
 from typing import Final
 
+import numpy as np
 from torch import fx
 
 from stator.aot.partition.classify import Classes
@@ -31,25 +31,16 @@ def network_of(joint: Joint, classes: Classes, scales: Scales) -> Network:
 
 def cut_at(network: Network, price: float) -> Cut:
     """The cheapest cut where every byte costs the same."""
-    return network.cut(lambda _, weight: weight.price(price))
+    return network.cut_at(price)
 
 
 def save_everything(network: Network) -> Cut:
     """Only what costs nothing is computed again: what eager would keep is kept."""
-    weights = {
-        node: weight if weight.keep == NEVER or not weight.again else replace(weight, again=NEVER)
-        for node, weight in network.weights.items()
-    }
-    return network.with_weights(weights).cut(lambda _, weight: weight.keep)
+    costs = network.costs
+    free = np.isinf(costs.keep) | (costs.again == 0)
+    return network.cut_where(costs.keep, np.where(free, costs.again, NEVER))
 
 
 def cut_keeping(network: Network, kept: Collection[fx.Node], price: float) -> Cut:
     """The cheapest cut that keeps some values in any case."""
-    chosen = frozenset(kept)
-    weights = {
-        node: replace(weight, again=NEVER) if node in chosen else weight
-        for node, weight in network.weights.items()
-    }
-    return network.with_weights(weights).cut(
-        lambda node, weight: 0 if node in chosen else weight.price(price)
-    )
+    return network.cut_at(price, frozenset(kept))

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Any, Final, NoReturn
 
 import numpy as np
@@ -42,49 +43,86 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
+class Costs:
+    """What is known of all values of a network, in their order."""
+
+    bytes: Any
+    keep: Any
+    again: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Edges:
+    """A network's edges and their reverses, by tail and head: the same for every cut."""
+
+    matrix: Any  # of which each cut fills the capacities in
+    owns: Any  # where in it the edges of the network are, in their order
+    reverse: Any  # and where the reverse of each is
+
+
+@dataclass(frozen=True, slots=True)
 class Network:
     """Forward values that the backward depends on, with what they cost."""
 
     nodes: Sequence[fx.Node]  # in order: those that something the backward reads is made from
     demanded: Collection[fx.Node]  # those that it reads
     weights: dict[fx.Node, Weight]
-    ends: list[Any] = field(default_factory=list, repr=False)  # of edges: the same for every cut
+    made: list[Any] = field(default_factory=list, repr=False)  # costs and edges, once asked for
 
     def cut(self, price: Callable[[fx.Node, Weight], float]) -> Cut:
         """The cheapest cut, where `price` says what keeping a value costs."""
+        keep = [price(node, self.weights[node]) for node in self.nodes]
+        return self.cut_where(np.array(keep, dtype=float), self.costs.again)
+
+    def cut_at(self, price: Any, kept: Collection[fx.Node] = ()) -> Cut:
+        """The cheapest cut where a byte costs `price`, or one each; `kept` is in any case."""
+        costs = self.costs
+        keep, again = costs.keep + price * costs.bytes, costs.again
+        if kept:
+            chosen = np.array([node in kept for node in self.nodes], dtype=bool)
+            keep, again = np.where(chosen, 0, keep), np.where(chosen, np.inf, again)
+        return self.cut_where(keep, again)
+
+    def cut_where(self, keep: Any, again: Any) -> Cut:
+        """The cheapest cut, where each value costs so much to keep, and to compute again."""
         if not self.nodes:
             return Cut((), frozenset(), 0)
-        keep = [price(node, self.weights[node]) for node in self.nodes]
-        again = [self.weights[node].again for node in self.nodes]
         near_sink = self._sink_side(keep, again)
-        kept, repeated, cost = [], set(), 0.0
-        for i, node in enumerate(self.nodes):
-            if near_sink[_making(i)]:
-                repeated.add(node)
-                cost += again[i]
-            elif near_sink[_use(i)]:
-                kept.append(node)
-                cost += keep[i]
-        return Cut(tuple(kept), frozenset(repeated), round(cost))
+        repeated = near_sink[2::2]
+        kept = near_sink[3::2] & ~repeated
+        cost = keep[kept].sum() + again[repeated].sum()
+        return Cut(
+            tuple(compress(self.nodes, kept)),
+            frozenset(compress(self.nodes, repeated)),
+            round(cost),
+        )
 
-    def with_weights(self, weights: dict[fx.Node, Weight]) -> Network:
-        """The same values with other costs."""
-        return Network(self.nodes, self.demanded, weights, self.ends)
+    @property
+    def costs(self) -> Costs:
+        """The weights as arrays."""
+        return self._made()[0]
 
-    def edges(self, keep: list[float], again: list[float]) -> tuple[Any, Any, Any]:
-        """Tails, heads and capacities, in units that the solver can count."""
-        if not self.ends:
-            self.ends.extend(self._ends())
-        costs = np.array([again, keep])
+    def _made(self) -> tuple[Costs, Edges, Any]:
+        if not self.made:
+            weights = [self.weights[node] for node in self.nodes]
+            columns = [(one.bytes, one.keep, one.again) for one in weights]
+            costs = Costs(*np.array(columns, dtype=float).reshape(-1, 3).T)
+            ends = self._ends()
+            self.made.extend((costs, _edges(ends, 2 * len(weights) + 2), ends))
+        costs, edges, ends = self.made
+        return costs, edges, ends
+
+    def _capacities(self, keep: Any, again: Any, count: int) -> Any:
+        """What each of `count` edges has room for, in units that the solver can count."""
+        costs = np.concatenate([again, keep])
         endless = np.isinf(costs)
         unit = max(1.0, float(costs[~endless].sum()) / MOST)
         finite = np.ceil(np.where(endless, 0, costs) / unit)
-        tails, heads = self.ends
-        capacities = np.full(len(tails), ENDLESS, dtype=np.int32)
-        capacities[: costs.size] = np.where(endless, ENDLESS, finite).astype(np.int32).ravel()
-        return tails, heads, capacities
+        capacities = np.full(count, ENDLESS, dtype=np.int32)
+        capacities[: costs.size] = np.where(endless, ENDLESS, finite).astype(np.int32)
+        return capacities
 
-    def _ends(self) -> Any:
+    def _ends(self) -> tuple[Any, Any]:
         """Edges to make and to keep each value, then those that are never cut."""
         count = len(self.nodes)
         place = {node: i for i, node in enumerate(self.nodes)}
@@ -95,24 +133,28 @@ class Network:
             readers += [SINK] if node in self.demanded else []
             tails += [_use(i)] * len(readers)
             heads += readers
-        return np.array(tails), np.array(heads)
+        return np.array(tails, dtype=np.int32), np.array(heads, dtype=np.int32)
 
-    def _sink_side(self, keep: list[float], again: list[float]) -> Any:
+    def _sink_side(self, keep: Any, again: Any) -> Any:
         """Which vertices can still reach the sink when as much flows as can."""
         from scipy.sparse import csr_array
         from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
-        count = 2 * len(self.nodes) + 2
-        tails, heads, capacities = self.edges(keep, again)
-        room = csr_array((capacities, (tails, heads)), shape=(count, count))
+        _, edges, ends = self._made()
+        capacities = self._capacities(keep, again, len(ends[0]))
+        room = edges.matrix.copy()
+        room.data[edges.owns] = capacities
         found = maximum_flow(room, SOURCE, SINK)
-        if found.flow_value > MOST + len(tails):  # more than all finite edges have room for
-            self._explain((tails, heads, capacities))
-        left = (room - found.flow).astype(np.int64)
-        left.data = (left.data > 0).astype(np.int8)
-        left.eliminate_zeros()
-        reached = breadth_first_order(left.T.tocsr(), SINK, return_predecessors=False)
-        near_sink = np.zeros(count, dtype=bool)
+        if found.flow_value > MOST + len(capacities):  # more than all finite edges have room for
+            self._explain((*ends, capacities))
+        # Backwards from the sink along edges with room left; a flow is its reverse's, negative.
+        left = room.data.astype(np.int64) - found.flow.data > 0
+        backwards = csr_array(
+            (left[edges.reverse].astype(np.int8), room.indices, room.indptr), shape=room.shape
+        )
+        backwards.eliminate_zeros()
+        reached = breadth_first_order(backwards, SINK, return_predecessors=False)
+        near_sink = np.zeros(room.shape[0], dtype=bool)
         near_sink[reached] = True
         return near_sink
 
@@ -147,6 +189,22 @@ class Network:
             hint="a policy or a checkpoint tag forbids to save what cannot be recomputed; "
             "allow to save one of them",
         )
+
+
+def _edges(ends: tuple[Any, Any], count: int) -> Edges:
+    """Edges and their reverses, sorted, with no room yet."""
+    from scipy.sparse import csr_array
+
+    tails, heads = (end.astype(np.int64) for end in ends)
+    own, back = tails * count + heads, heads * count + tails
+    order = np.unique(np.concatenate([own, back]))
+    rows, columns = np.divmod(order, count)
+    starts = np.searchsorted(rows, np.arange(count + 1)).astype(np.int32)
+    nothing = np.zeros(len(order), dtype=np.int32)
+    matrix = csr_array((nothing, columns.astype(np.int32), starts), shape=(count, count))
+    return Edges(
+        matrix, np.searchsorted(order, own), np.searchsorted(order, columns * count + rows)
+    )
 
 
 def _making(i: int) -> int:

@@ -25,8 +25,7 @@ def backward_order(
 ) -> Iterator[tuple[fx.Node, bool]]:
     """Nodes to run, each with whether that is its first run of two, which leaves the relays."""
     if cut.relays:
-        kept = frozenset(cut.kept)
-        behind = _needed_without(cut.relays, kept)
+        behind = computed_twice(cut, sources)
         yield from ((node, True) for node in joint.graph.nodes if node in behind)
     again = cut.again
     done: set[fx.Node] = {*cut.kept, *cut.relays, *joint.tangents}
@@ -50,15 +49,16 @@ def forward_nodes(classes: Classes, cut: Cut) -> set[fx.Node]:
     return set(classes.forward) | needed_by(cut.kept)
 
 
-def _needed_without(roots: Collection[fx.Node], stops: frozenset[fx.Node]) -> set[fx.Node]:
-    """`roots` and what they are computed from, down to `stops`."""
+def computed_twice(cut: Cut, sources: Sources = sources_of) -> set[fx.Node]:
+    """The relays of a cut and what they are computed from, down to what is kept."""
     needed: set[fx.Node] = set()
-    stack = list(roots)
+    stops = frozenset(cut.kept)
+    stack = list(cut.relays)
     while stack:
         node = stack.pop()
         if node not in needed and node not in stops:
             needed.add(node)
-            stack += node.all_input_nodes
+            stack += sources(node)
     return needed
 
 

@@ -1,9 +1,8 @@
 """What a step under some cut would hold in memory, and how long it would take: before it is built.
 
-The forward runs in the order of the joint graph, the backward as order.py says.  A tensor lives
-from the node that makes it to its last reader; a view keeps its base alive; what kernels make and
-read between two library calls is never in memory.  Inputs, and values that the caller got, live
-throughout.
+The forward runs in the order of the joint graph, the backward as order.py says, but for what the
+fuser moves.  A tensor lives from the node that makes it to its last reader (lives.py); a view keeps
+its base alive.  Inputs, and values that the caller got, live throughout.
 
 Memory comes from three places, and none gives to another: the arena of each half for what is small,
 the pool for what is large or outlives it, and torch for results of libraries.  The peak is the sum
@@ -13,18 +12,20 @@ of their highest marks.
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
-from typing import Final, NamedTuple
+from itertools import chain
+from typing import Final
 
 import torch
 from torch import fx
 
 from stator.aot.partition.classify import Classes
 from stator.aot.partition.joint import Joint
+from stator.aot.partition.lives import ARENA, POOL, TORCH, Fact, Half, Lives
 from stator.aot.partition.network import Cut, Network
-from stator.aot.partition.order import backward_order
+from stator.aot.partition.order import backward_order, computed_twice
+from stator.aot.partition.scratch import Calling
 from stator.aot.partition.weigh import bytes_of, is_generated, readers, work_of
 from stator.core.events import LARGE
 from stator.ops.table import POINTWISE
@@ -33,7 +34,6 @@ from stator.torch_api import is_view_op
 aten = torch.ops.aten
 
 SMALL: Final = 1024  # bytes of a value that is not worth a thought
-ARENA, POOL, TORCH = range(3)
 INTO_MEMORY: Final = frozenset(  # libraries that write where they are told
     {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
 )
@@ -50,57 +50,6 @@ IN_ROWS: Final = frozenset(  # kernels that read a row before they write it, as 
 Run = tuple[fx.Node, bool]  # a node, and whether this is its first run of two
 
 
-@dataclass(frozen=True, slots=True)
-class Fact:
-    """What every cut asks of a node."""
-
-    number: int
-    base: int  # the node whose memory it is
-    reads: tuple[int, ...]  # such nodes
-    value: int  # its bytes
-    bytes: int  # of memory of its own; 0: none
-    brief: bool  # only kernels make and read it
-    is_call: bool  # of a library
-    stores_over: bool  # a kernel that may write where it reads
-    by_torch: bool  # a library makes the memory
-
-
-class Span(NamedTuple):
-    """Memory of a value, while a half runs."""
-
-    node: int
-    place: int
-    bytes: int
-    first: int
-    end: int  # the first step that it is not there any more
-
-
-class Half(NamedTuple):
-    """A forward or a backward, foreseen."""
-
-    spans: list[Span]
-    steps: int
-
-    def held(self, place: int) -> list[int]:
-        """Bytes of a place, step by step."""
-        changes = [0] * (self.steps + 2)
-        for _, home, size, first, end in self.spans:
-            if home == place:
-                changes[first] += size
-                changes[end] -= size
-        return list(accumulate(changes))
-
-    def most(self, place: int) -> int:
-        """The most bytes of a place."""
-        return max(self.held(place))
-
-    def at_most(self, place: int) -> list[Span]:
-        """What is alive then."""
-        held = self.held(place)
-        when = held.index(max(held))
-        return [one for one in self.spans if one.place == place and one.first <= when < one.end]
-
-
 @dataclass(slots=True)
 class Simulator:
     """A joint graph, set up for many cuts: what all ask of every node is found once."""
@@ -111,11 +60,14 @@ class Simulator:
     sizes: dict[fx.Node, int] = field(default_factory=dict)  # bytes of what has memory of its own
     brief: set[fx.Node] = field(default_factory=set)  # values that only kernels make and read
     sources: dict[fx.Node, list[fx.Node]] = field(default_factory=dict)
+    early: dict[fx.Node, list[fx.Node]] = field(default_factory=dict)  # that the network knows
     nodes: list[fx.Node] = field(default_factory=list)
     facts: list[Fact] = field(default_factory=list)  # by the number of a node
     number: dict[fx.Node, int] = field(default_factory=dict)
     bases: list[int] = field(default_factory=list)  # numbers of nodes that are no views
     work: dict[fx.Node, float] = field(default_factory=dict)
+    main: dict[fx.Node, fx.Node] = field(default_factory=dict)  # the largest part of several
+    calls: dict[int, Calling] = field(default_factory=dict)  # that may take memory for themselves
     # What is the same for every cut:
     inputs: frozenset[int] = field(init=False)
     returned: frozenset[int] = field(init=False)  # what the forward makes that the caller gets
@@ -123,28 +75,16 @@ class Simulator:
     outputs: int = field(init=False)  # and of the outputs
     own: frozenset[fx.Node] = field(init=False)  # what the forward computes in any case
     tangents: frozenset[int] = field(init=False)  # which others may hold
+    last: frozenset[int] = field(init=False)  # copies that nobody but the caller reads
 
     def __post_init__(self) -> None:
+        weights = self.network.weights
         for number, node in enumerate(self.joint.graph.nodes):
             self.nodes.append(node)
             self.number[node] = number
             self.sources[node] = node.all_input_nodes
-            shown = _shown(node)
-            base = number if shown is None else self.facts[self.number[shown]].base
-            reads = {self.facts[self.number[source]].base for source in self.sources[node]}
-            self.bases += [number] if base == number else []
-            size = bytes_of(node.meta.get("val"))
-            made = size if _is_made(node) else 0
-            brief = bool(made) and _is_brief(node)
-            if _is_made(node):
-                self.sizes[node] = made
-                self.brief.update([node] if brief else [])
-            called = not is_generated(node)
-            over = node.target in POINTWISE or node.target in IN_ROWS
-            by_torch = called and not _is_told_where(node)
-            self.facts.append(
-                Fact(number, base, tuple(reads), size, made, brief, called, over, by_torch)
-            )
+            self.early[node] = [one for one in self.sources[node] if one in weights]
+            self.facts.append(self._fact(number, node))
         joint = self.joint
         values = (*joint.values, *(new for _, new in joint.updates))
         self.inputs = frozenset(self._bases(joint.primals))
@@ -153,7 +93,36 @@ class Simulator:
         self.returned = frozenset(made_values) - self.inputs
         self.steady = sum(bytes_of(node.meta.get("val")) for node in joint.primals)
         self.outputs = self._bytes(self.returned)
+        self.last = frozenset(self.number[node] for node in self.nodes if _is_for_caller(node))
         self.own = frozenset(n for n in self.classes.forward if n.op == "call_function")
+
+    def _fact(self, number: int, node: fx.Node) -> Fact:
+        shown, sources = _shown(node), self.sources[node]
+        if node.target is operator.getitem and sources[0] in self.main:  # others come with it
+            shown, sources = (sources[0], sources) if self.main[sources[0]] is node else (None, [])
+        base = number if shown is None else self.facts[self.number[shown]].base
+        reads = {self.facts[self.number[source]].base for source in sources}
+        self.bases += [number] if base == number else []
+        called = not is_generated(node)
+        main = None if called else _largest_part(node)
+        if main is not None:
+            self.main[node] = main
+        of = main or node  # whose memory it is
+        size = bytes_of(of.meta.get("val"))
+        made = size if main or (shown is None and _is_made(node)) else 0
+        brief = bool(made) and _is_brief(of, self.main)
+        if made:
+            self.sizes[node] = made
+            self.brief.update([node] if brief else [])
+        over = node.target in POINTWISE or node.target in IN_ROWS or main is not None
+        if not called and node.target not in POINTWISE and not is_view_op(node.target):
+            for source in reads:
+                self.facts[source].reduced.append(number)
+        by_torch = called and not _is_told_where(node)
+        if by_torch and node.op == "call_function":
+            calling = Calling(node.target, node.args, node.kwargs)
+            self.calls |= {number: calling} if calling.most else {}
+        return Fact(number, base, tuple(reads), size, made, brief, called, over, by_torch)
 
     def peak(self, cut: Cut) -> int:
         """The most bytes that a step holds."""
@@ -162,6 +131,11 @@ class Simulator:
         return self.steady + sum(
             max(forward.most(place), backward.most(place) + more) for place, more in after.items()
         )
+
+    def least(self, cut: Cut) -> int:
+        """Bytes that a step holds at least: what lies between forward and backward."""
+        made = self._bases(cut.kept) - self.inputs - self.returned
+        return self.steady + self.outputs + self._bytes(made)
 
     def holders(self, cut: Cut) -> tuple[tuple[str, int], ...]:
         """What is alive at the highest marks: names and bytes, largest first."""
@@ -177,7 +151,8 @@ class Simulator:
         ahead = self._ahead(cut)
         # Views have no memory, and whoever reads one reads its base.
         runs = [number for number in self.bases if self.nodes[number] in ahead]
-        forward = self._spans(runs, inputs, {*returned, *self._bases(cut.kept)})
+        wanted = {*returned, *self._bases(cut.kept)}
+        forward = Lives(self.facts, runs, self.tangents).spans(inputs, wanted)
         places = {span.node: span.place for span in forward}
         kept = self._bases(cut.kept) - inputs - returned
         owned = {number: places.get(number, POOL) for number in kept}
@@ -186,13 +161,51 @@ class Simulator:
         count = len(self.nodes)
         numbers = ((self.number[node], early) for node, early in self.order(cut))
         again = [n + count * early for n, early in numbers if self.facts[n].base == n]
-        backward = self._spans(again, {*inputs, *returned, *owned}, grads, owned)
+        # The plan makes copies for the caller when all else is done.
+        again.sort(key=self.last.__contains__)
+        again = self._joined(again)
+        lives = Lives(self.facts, again, self.tangents)
+        backward = lives.spans({*inputs, *returned, *owned}, grads, owned)
         relays = self._bases(cut.relays)
         backward = [
             one._replace(place=POOL) if one.node in relays and one.place == ARENA else one
             for one in backward
         ]
-        return Half(forward, len(runs)), Half(backward, len(again))
+        return (
+            Half(forward, len(runs), self._asking(runs)),
+            Half(backward, len(again), self._asking(again)),
+        )
+
+    def _asking(self, runs: Sequence[int]) -> dict[int, Calling]:
+        """Calls among `runs` that may take memory for themselves."""
+        count, calls = len(self.nodes), self.calls
+        numbers = enumerate(run % count for run in runs)
+        return {step: calls[number] for step, number in numbers if number in calls}
+
+    def _joined(self, runs: Sequence[int]) -> list[int]:
+        """`runs` with large kernels ahead of a call if those before it read the same.
+
+        So an activation that is computed again runs with its own backward: both store over.
+        """
+        count = len(self.nodes)
+        parts: list[list[int]] = [[]]  # what runs from one call to the next
+        reads: list[set[int]] = [set()]
+        home: dict[int, int] = {}  # by run: the part that it is in
+        for run in runs:
+            fact = self.facts[run - count if run >= count else run]
+            if fact.is_call:
+                parts.append([])
+                reads.append(set())
+            here = len(parts) - 1
+            if fact.stores_over and fact.bytes >= LARGE and here and not fact.brief:
+                shared = [one for one in fact.reads if one in reads[here - 1]]
+                early = all(home.get(one, 0) < here for one in fact.reads)
+                here -= early and any(self.facts[one].bytes == fact.bytes for one in shared)
+            home[run] = here
+            parts[here].append(run)
+            if not fact.is_call:
+                reads[here].update(fact.reads)
+        return list(chain.from_iterable(parts))
 
     def _bytes(self, numbers: Iterable[int]) -> int:
         return sum(self.facts[number].value for number in numbers)
@@ -211,70 +224,9 @@ class Simulator:
                 stack += self.sources[node]
         return found
 
-    def _last_reads(self, runs: Sequence[int], wanted: Iterable[int]) -> dict[int, int]:
-        """By value: the last run that reads it; that of a first run is another value."""
-        count, facts = len(self.nodes), self.facts
-        last: dict[int, int] = {}
-        latest: dict[int, int] = {}  # what ran twice, by what is there
-        for place, run in enumerate(runs):
-            if run >= count:
-                latest[run - count] = run
-                run -= count
-            elif run in latest:
-                latest[run] = run
-            for memory in facts[run].reads:
-                last[latest.get(memory, memory)] = place
-        for memory in wanted:
-            last[latest.get(memory, memory)] = len(runs)
-        return last
-
-    def _spans(
-        self,
-        runs: Sequence[int],
-        given: Collection[int],
-        wanted: Iterable[int],
-        owned: Mapping[int, int] | None = None,
-    ) -> list[Span]:
-        """What is in memory while a half runs; `wanted` outlive it, `owned` die in it."""
-        last = self._last_reads(runs, wanted)
-        count, behind = len(self.nodes), len(runs)
-        facts = [self.facts[run - count if run >= count else run] for run in runs]
-        calls = list(accumulate(int(fact.is_call) for fact in facts))
-        calls.append(behind + 1)
-        inherited: dict[int, int] = {}  # by run: the place of what it is stored over
-
-        def span(fact: Fact, size: int, home: int, first: int, end: int) -> Span:
-            """What a value takes, until a kernel that is the last to read it stores over it."""
-            over = end
-            # What kernels make on the way to that is nowhere.
-            while over < behind and facts[over].stores_over and facts[over].bytes == size:
-                then = last.get(runs[over], over)
-                if not (facts[over].brief and calls[then] == calls[over]) or then == over:
-                    break
-                over = then
-            writes = over < behind and facts[over].stores_over and over not in inherited
-            if writes and facts[over].bytes == size and fact.number not in self.tangents:
-                inherited[over] = home
-                return Span(fact.number, home, size, first, over)
-            return Span(fact.number, home, size, first, end + 1)
-
-        spans = [
-            span(self.facts[number], self.facts[number].value, place, 0, last.get(number, 0))
-            for number, place in (owned or {}).items()
-        ]
-        for place, (run, fact) in enumerate(zip(runs, facts, strict=True)):
-            end = last.get(run, place)
-            if not fact.bytes or (fact.brief and calls[end] == calls[place]) or run in given:
-                continue
-            home = inherited.get(place)
-            if home is None:
-                home = _home(fact, end == behind)
-            spans.append(span(fact, fact.bytes, home, place, end))
-        return spans
-
     def order(self, cut: Cut) -> list[Run]:
         """What the backward runs."""
-        return list(backward_order(self.joint, self.classes, cut, self.sources.__getitem__))
+        return list(backward_order(self.joint, self.classes, cut, self.early.__getitem__))
 
     def separators(self) -> list[fx.Node]:
         """Values that, once they are made, are all that the rest of the forward reads of what was.
@@ -293,7 +245,8 @@ class Simulator:
             alive = {value for value in alive if last[value] > place}
             if len(alive) == 1:
                 found[next(iter(alive))] = None
-        return [node for node in found if node in self.network.weights]
+        parts = [self.main.get(node, node) for node in found]
+        return [node for node in parts if node in self.network.weights]
 
     def saved(self, cut: Cut) -> int:
         """Bytes that the backward gets of the forward, inputs aside that are there anyway."""
@@ -305,7 +258,7 @@ class Simulator:
     def extra(self, cut: Cut) -> float:
         """What keeping and computing again costs, in bytes of traffic."""
         weights = self.network.weights
-        twice = [node for node, early in self.order(cut) if early] if cut.relays else []
+        twice = computed_twice(cut, self.early.__getitem__)
         return (
             sum(weights[node].keep for node in cut.kept)
             + sum(weights[node].again for node in cut.again)
@@ -322,13 +275,6 @@ class Simulator:
         nodes = [*self.classes.forward, *self.classes.backward]
         moved = sum(2 * self.sizes.get(node, 0) for node in nodes if node not in self.brief)
         return moved + sum(self._work(node) for node in nodes)
-
-
-def _home(fact: Fact, outlives: bool) -> int:
-    """Where the memory of a new value comes from."""
-    if fact.by_torch:
-        return TORCH
-    return POOL if outlives or fact.bytes >= LARGE else ARENA
 
 
 def _shown(node: fx.Node) -> fx.Node | None:
@@ -372,10 +318,27 @@ def _is_told_where(node: fx.Node) -> bool:
     return node.target in INTO_MEMORY
 
 
-def _is_brief(node: fx.Node) -> bool:
+def _is_brief(node: fx.Node, main: Mapping[fx.Node, fx.Node]) -> bool:
     """Whether kernels alone make and read the value, so that it need not be in memory."""
-    if node.target is operator.getitem or not is_generated(node):
+    is_small_part = (
+        node.target is operator.getitem and main.get(node.all_input_nodes[0]) is not node
+    )
+    if is_small_part or not is_generated(node):
         return False
     if any(user.op == "output" for user in node.users):
         return False
     return all(is_generated(reader) for reader in readers(node))
+
+
+def _is_for_caller(node: fx.Node) -> bool:
+    """Whether it copies what is there for the caller alone."""
+    return node.target is aten.clone.default and all(user.op == "output" for user in node.users)
+
+
+def _largest_part(node: fx.Node) -> fx.Node | None:
+    """Of a kernel with several results, the one that matters: the others are a row's numbers."""
+    if not isinstance(node.meta.get("val"), tuple | list):
+        return None
+    parts = [user for user in node.users if user.target is operator.getitem]
+    tensors = [part for part in parts if isinstance(part.meta.get("val"), torch.Tensor)]
+    return max(tensors, key=lambda part: bytes_of(part.meta["val"]), default=None)

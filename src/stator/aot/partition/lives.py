@@ -1,0 +1,188 @@
+"""What is in memory while a half of a step runs: from which place, and from when to when.
+
+Between two calls of libraries, all kernels count as one.  What it alone makes and reads is nowhere.
+What it is the last to read, it stores over: a result of the same size lies there, unless the kernel
+reads that result again, as a mean over it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import NamedTuple
+
+from stator.aot.partition.scratch import Calling, highest
+from stator.core.events import LARGE
+
+ARENA, POOL, TORCH = range(3)
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """What every cut asks of a node."""
+
+    number: int
+    base: int  # the node whose memory it is
+    reads: tuple[int, ...]  # such nodes
+    value: int  # its bytes
+    bytes: int  # of memory of its own; 0: none
+    brief: bool  # only kernels make and read it
+    is_call: bool  # of a library
+    stores_over: bool  # a kernel that may write where it reads
+    by_torch: bool  # a library makes the memory
+    reduced: list[int] = field(default_factory=list)  # kernels that read it more than once
+
+
+class Span(NamedTuple):
+    """Memory of a value, while a half runs."""
+
+    node: int
+    place: int
+    bytes: int
+    first: int
+    end: int  # the first step that it is not there any more
+
+
+class Half(NamedTuple):
+    """A forward or a backward, foreseen."""
+
+    spans: list[Span]
+    steps: int
+    calls: Mapping[int, Calling] = {}  # by step: those that may take memory for themselves
+
+    def held(self, place: int) -> list[int]:
+        """Bytes of a place, step by step."""
+        changes = [0] * (self.steps + 2)
+        for _, home, size, first, end in self.spans:
+            if home == place:
+                changes[first] += size
+                changes[end] -= size
+        return list(accumulate(changes))
+
+    def most(self, place: int) -> int:
+        """The most bytes of a place; of torch's, with what calls take for themselves."""
+        held = self.held(place)
+        return highest(held, self.calls) if place == TORCH else max(held)
+
+    def at_most(self, place: int) -> list[Span]:
+        """What is alive then."""
+        held = self.held(place)
+        when = held.index(max(held))
+        return [one for one in self.spans if one.place == place and one.first <= when < one.end]
+
+
+@dataclass(slots=True)
+class Lives:
+    """A half that runs nodes by their numbers; a first run of two is `len(facts)` above."""
+
+    facts: Sequence[Fact]  # by number
+    runs: Sequence[int]
+    held_by_others: Collection[int]  # never stored over
+    at: list[Fact] = field(init=False)  # by step
+    calls: list[int] = field(init=False)  # of libraries, up to a step
+    last: dict[int, int] = field(init=False)  # the last step that reads the value of a run
+    when: dict[int, int] = field(init=False)  # the step of a run
+    inherited: dict[int, int] = field(default_factory=dict)  # by step: whose place it stores into
+
+    def __post_init__(self) -> None:
+        count = len(self.facts)
+        self.at = [self.facts[run - count if run >= count else run] for run in self.runs]
+        self.calls = [*accumulate(int(fact.is_call) for fact in self.at), len(self.runs) + 1]
+        self.when = {run: step for step, run in enumerate(self.runs)}
+
+    def spans(
+        self,
+        given: Collection[int],
+        wanted: Iterable[int],
+        owned: Mapping[int, int] | None = None,
+    ) -> list[Span]:
+        """What is in memory; `wanted` outlive the half, `owned` die in it, `given` is not asked."""
+        self.last = self._last_reads(wanted)
+        spans = [
+            self._span(self.facts[number], place, (0, self.last.get(number, 0)))
+            for number, place in (owned or {}).items()
+        ]
+        for step, (run, fact) in enumerate(zip(self.runs, self.at, strict=True)):
+            if not fact.bytes or run in given or self._is_nowhere(step):
+                continue
+            end = self.last.get(run, step)
+            home = self.inherited.get(step)
+            if home is None:
+                home = _home(fact, end == len(self.runs))
+            spans.append(self._span(fact, home, (step, end)))
+        return spans
+
+    def _last_reads(self, wanted: Iterable[int]) -> dict[int, int]:
+        """By value: the last step that reads it; that of a first run is another value."""
+        count = len(self.facts)
+        last: dict[int, int] = {}
+        latest: dict[int, int] = {}  # what ran twice, by what is there
+        for step, (run, fact) in enumerate(zip(self.runs, self.at, strict=True)):
+            if run >= count:
+                latest[run - count] = run
+            elif run in latest:
+                latest[run] = run
+            for memory in fact.reads:
+                last[latest.get(memory, memory)] = step
+        for memory in wanted:
+            last[latest.get(memory, memory)] = len(self.runs)
+        return last
+
+    def _span(self, fact: Fact, home: int, life: tuple[int, int]) -> Span:
+        """What a value takes, until a kernel that is the last to read it stores over it."""
+        size = fact.bytes or fact.value
+        first, end = life
+        over = self._through(end, size)
+        if over < len(self.runs) and fact.number not in self.held_by_others:
+            # What a kernel reads again lies apart; what it makes of that does not.
+            for writer in self._reducing(over) or self._reading(over, fact.number):
+                if self._may_write(writer, size) and not self._reducing(writer):
+                    self.inherited[writer] = home
+                    return Span(fact.number, home, size, first, writer)
+        return Span(fact.number, home, size, first, end + 1)
+
+    def _through(self, step: int, size: int) -> int:
+        """Where what is made of a value by step `step` gets to memory."""
+        while step < len(self.runs) and self.at[step].stores_over and self.at[step].bytes == size:
+            then = self.last.get(self.runs[step], step)
+            if then == step or not self._is_nowhere(step):
+                break
+            step = then
+        return step
+
+    def _is_nowhere(self, step: int) -> bool:
+        """Whether only the kernel that makes a value reads it."""
+        if not self.at[step].brief:
+            return False
+        return self.calls[self.last.get(self.runs[step], step)] == self.calls[step]
+
+    def _reducing(self, step: int) -> list[int]:
+        """Where the kernel that makes a value reads it a second time."""
+        if not self.at[step].reduced:
+            return []
+        count, behind = len(self.facts), len(self.runs)
+        twin = count if self.runs[step] >= count else 0
+        found = (self.when.get(number + twin, behind) for number in self.at[step].reduced)
+        return [other for other in found if self.calls[other] == self.calls[step]]
+
+    def _reading(self, step: int, number: int) -> list[int]:
+        """Where the kernel that reads a value last does so, the first step first."""
+        found = [step]
+        while step and self.calls[step - 1] == self.calls[step]:
+            step -= 1
+            if number in self.at[step].reads:
+                found.append(step)
+        return found[::-1]
+
+    def _may_write(self, step: int, size: int) -> bool:
+        fact = self.at[step]
+        fits = fact.stores_over and fact.bytes == size and step not in self.inherited
+        return fits and not self._is_nowhere(step)
+
+
+def _home(fact: Fact, outlives: bool) -> int:
+    """Where the memory of a new value comes from."""
+    if fact.by_torch:
+        return TORCH
+    return POOL if outlives or fact.bytes >= LARGE else ARENA
