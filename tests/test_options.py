@@ -223,10 +223,6 @@ def test_what_the_modes_ask_of_a_gpu() -> None:
     told = {mode: read_options(mode) for mode in MODES}
 
     assert [mode for mode in MODES if told[mode].cuda_graphs] == ["reduce-overhead", "max-autotune"]
-    assert [mode for mode in MODES if told[mode].autotune] == [
-        "max-autotune",
-        "max-autotune-no-cudagraphs",
-    ]
     assert told["default"] == Options()
 
 

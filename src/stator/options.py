@@ -18,8 +18,8 @@ UNKEYED: Final[Mapping[str, Any]] = {"keyed": False}
 MODES: Final[Mapping[str, Mapping[str, Any]]] = {
     "default": {},
     "reduce-overhead": {"cuda_graphs": True},
-    "max-autotune": {"autotune": True, "cuda_graphs": True},
-    "max-autotune-no-cudagraphs": {"autotune": True},
+    "max-autotune": {"cuda_graphs": True},
+    "max-autotune-no-cudagraphs": {},
 }
 
 
@@ -44,7 +44,6 @@ class Options:
     executor: str = "native"  # what runs between kernels: "native" code, or "python" for debugging
     numerics: str = "fast"  # "eager": eager's own bits; operators whose kernels differ are calls
     fallback_random: bool = False  # with kernels: eager's own random bits, drawn by torch
-    autotune: bool = False  # on a GPU: kernels are measured in several shapes, and verdicts kept
     cuda_graphs: bool = False  # on a GPU: calls are recorded, and replayed without starting kernels
     verify: bool | str = True  # check graphs after passes; "kernels": each kernel beside eager too
     verify_passes: str = "graphs"  # "values": also run each graph before and after each pass

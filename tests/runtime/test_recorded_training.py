@@ -32,7 +32,7 @@ def pools(monkeypatch: pytest.MonkeyPatch) -> list[Pool]:
         plans.append(found[0])
         return found
 
-    def recorded_half(module: fx.GraphModule, name: str, ctx: Ctx) -> CompiledGraph:
+    def recorded_half(module: fx.GraphModule, name: str, ctx: Ctx, _: Any) -> CompiledGraph:
         compiled = half(module, name, ctx)
         facts = replace(recordable(module.graph, plans[-1]), reason=None)
         pool = made.setdefault(id(ctx.record), Pool(Again(), ctx.record.notes))

@@ -44,6 +44,7 @@ from stator.runtime.plan import (
     Together,
     View,
     attribute,
+    loose_names,
 )
 from stator.runtime.together import join_launches
 from stator.schedule.build import build_kernel
@@ -75,8 +76,8 @@ def plan_kernels(
     (output,) = module.graph.find_nodes(op="output")
     returned = {node.name for node in output.all_input_nodes}
     late = any(node.meta.get(EARLY) or node.meta.get(AGAIN) for node in module.graph.nodes)
-    few = FEW_ROWS if lowering.target.uses_triton else 1
-    fused = fuse(items, lowering.sizes, returned, late=late, few_rows=few)
+    on_cpu = not lowering.target.uses_triton
+    fused = fuse(items, lowering.sizes, returned, late=late, few_rows=1 if on_cpu else FEW_ROWS)
     dump.write(f"{name}_schedule.txt", lambda: schedule_text(fused))
     wanted = _read_outside(fused.groups, output)
     kernels = _kernels(fused.groups, wanted, lowering)
@@ -89,7 +90,7 @@ def plan_kernels(
     lowered = Lowered(lowering, fused, over.kernels)
     lowered.note(name, record)
     dump.write(f"{name}_kernels.txt", lambda: kernels_text(list(over.kernels.values())))
-    targets, on_cpu = {**updates.targets, **over.targets}, not lowering.target.uses_triton
+    targets = {**updates.targets, **over.targets}
     launches = {
         group: _launch(group, kernel, canonical(kernel, any_length=on_cpu), targets)
         for group, kernel in over.kernels.items()
@@ -98,21 +99,22 @@ def plan_kernels(
     in_order = _in_order(lowering, kept, launches, over.targets)
     steps = join_launches(in_order, lowering.sizes.hint) if on_cpu else in_order
     _dump_code(dump, name, steps, lowering.target)
-    launched = [step.nameless for step in steps if isinstance(step, Launch | Together)]
-    code = _loaded(launched, lowering.target) if loads else [None] * len(launched)
     placeholders = [node.name for node in module.graph.find_nodes(op="placeholder")]
+    loose = frozenset() if on_cpu else loose_names(steps, {*placeholders} - donated.keys())
+    entries = _loaded(steps, loose, lowering.target, loads=loads)
     return Plan(
         tuple(placeholders),
         tuple(_with_frees(steps, placeholders, output)),
         output.args[0],
         _layouts(lowering),
         {symbol.name: source for symbol, source in lowering.sizes.sources.items()},
-        dict(zip(launched, code, strict=True)),
+        entries,
         dict(lowering.sizes.hints),
         frozenset(node.name for node in module.graph.nodes if node.meta.get(KEPT)),
         frozenset(over.targets.values()) & donated.keys(),
         lowered.origins,
-        device=lowering.target.device,
+        loose,
+        lowering.target.device,
     )
 
 
@@ -132,13 +134,20 @@ def _dump_code(dump: Dump, name: str, steps: Sequence[Step], target: Target) -> 
     dump.write(f"{name}.s", lambda: assembly_text(steps))
 
 
-def _loaded(kernels: Sequence[Kernel], target: Target) -> Sequence[Any]:
-    """The kernels' code, each with an `address` or a `function` of the same arguments."""
+def _loaded(
+    steps: Sequence[Step], loose: frozenset[str], target: Target, *, loads: bool
+) -> dict[Kernel, Any]:
+    """The code of each kernel, with an `address` or a `function` of the same arguments."""
+    launches = [step for step in steps if isinstance(step, Launch | Together)]
+    kernels = [launch.nameless for launch in launches]
+    if not loads:
+        return dict.fromkeys(kernels)
     if not target.uses_triton:
-        return load_kernels(kernels)
+        return dict(zip(kernels, load_kernels(kernels), strict=True))
     from stator.codegen.triton.backend import load_gpu_kernels  # Triton is for GPUs alone
 
-    return load_gpu_kernels(kernels, target.device)
+    anywhere = {step.nameless for step in launches if not loose.isdisjoint(step.takes)}
+    return dict(zip(kernels, load_gpu_kernels(kernels, target.device, anywhere), strict=True))
 
 
 def _kernels(

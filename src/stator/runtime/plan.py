@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import FunctionType
 from typing import Any, Final, TypeAlias
@@ -19,6 +19,7 @@ from stator.lower.tensors import extent
 from stator.torch_api import is_mutable_op
 
 CPU: Final = torch.device("cpu")
+ALIGNED: Final = 16  # bytes that a thread of a GPU moves at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,6 +301,7 @@ class Plan:
     relays: frozenset[str] = frozenset()
     donated: frozenset[str] = frozenset()  # inputs that kernels store over: nobody else has them
     origins: Callable[[], Mapping[str, Any]] = dict  # runtime.origins.Origin, by kernels' names
+    loose: frozenset[str] = frozenset()  # that may begin where a GPU's widest access may not
     device: torch.device = CPU  # where kernels run and allocations lie; calls may be elsewhere
 
     @property
@@ -315,6 +317,21 @@ class Plan:
     def __str__(self) -> str:
         body = "".join(f"  {step}\n" for step in self.steps)
         return f"plan({', '.join(self.inputs)})\n{body}  return {self.outputs}"
+
+
+def loose_names(steps: Sequence[Step], callers: Collection[str]) -> frozenset[str]:
+    """What kernels cannot be promised to begin at a multiple of `ALIGNED` bytes.
+
+    So it is with what the caller has written to where it lies, and with views that begin inside of
+    others.  All else is made so, or copied if it is not.
+    """
+    loose = {name for step in steps for name in step.writes if name in callers}
+    for step in steps:
+        if isinstance(step, View):
+            start = (step.offset * step.made.dtype.itemsize).constant
+            if step.source in loose or start is None or start % ALIGNED:
+                loose.add(step.made.name)
+    return frozenset(loose)
 
 
 def make_plan(module: fx.GraphModule) -> Plan:

@@ -15,6 +15,7 @@ from stator.core.source import Source
 from stator.core.torch_types import Boxed
 from stator.loops.index import Index
 from stator.runtime.plan import (
+    ALIGNED,
     Allocation,
     Call,
     Constant,
@@ -153,7 +154,10 @@ def _prepare(source: Source, plan: Plan, step: Launch, settled: set[str]) -> Non
             stride, dtype = _tuple(plan.layouts[name][0]), source.literal(plan.layouts[name][1])
             is_callers = name in step.writes and name in plan.callers
             fix = source.bind(refuse if is_callers else as_planned, "as_planned")
-            source.add(f"if {name}.stride() != {stride} or {name}.dtype is not {dtype}:")
+            other = f"{name}.stride() != {stride} or {name}.dtype is not {dtype}"
+            if plan.on_gpu and name not in plan.loose:
+                other += f" or {name}.data_ptr() % {ALIGNED}"
+            source.add(f"if {other}:")
             source.add(f"{name} = {fix}({name}, {stride}, {dtype})", 2)
     for made in step.allocations:
         _allocate(source, plan, made)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any, Final, TypeAlias
@@ -31,33 +31,41 @@ class Interpreted:
 
 GpuEntry: TypeAlias = Entry | Interpreted
 
-_loaded: Final[dict[tuple[Kernel, torch.device], GpuEntry]] = {}  # as long as the process
+Place: TypeAlias = tuple[torch.device, bool]  # where it runs, and whether its buffers are aligned
+
+_loaded: Final[dict[tuple[Kernel, Place], GpuEntry]] = {}  # as long as the process
 _lock: Final = Lock()
 
 
-def load_gpu_kernels(kernels: Sequence[Kernel], device: torch.device) -> list[GpuEntry]:
-    """The code of each kernel; those not seen before are compiled, side by side."""
+def load_gpu_kernels(
+    kernels: Sequence[Kernel], device: torch.device, anywhere: Collection[Kernel] = ()
+) -> list[GpuEntry]:
+    """The code of each kernel; those not seen before are compiled, side by side.
+
+    Buffers of kernels in `anywhere` may begin where a thread's widest access may not.
+    """
     known = {} if faults.SET else _loaded
+    wanted = [(kernel, (device, kernel not in anywhere)) for kernel in kernels]
     with _lock:
-        fresh = [kernel for kernel in dict.fromkeys(kernels) if (kernel, device) not in known]
-        made: Iterable[GpuEntry] = map(_interpreted, fresh)
-        if device.type == "cuda":
-            made = _compiled(fresh, device)
-        for kernel, entry in zip(fresh, made, strict=True):
-            known[kernel, device] = entry
-        return [known[kernel, device] for kernel in kernels]
+        fresh = [one for one in dict.fromkeys(wanted) if one not in known]
+        for place in dict.fromkeys(place for _, place in fresh):
+            own = [kernel for kernel, other in fresh if other == place]
+            made: Iterable[GpuEntry] = map(_interpreted, own)
+            if device.type == "cuda":
+                made = _compiled(own, place)
+            known |= {(k, place): entry for k, entry in zip(own, made, strict=True)}
+        return [known[one] for one in wanted]
 
 
 def _interpreted(kernel: Kernel) -> Interpreted:
     return Interpreted(interpreted(kernel))
 
 
-def _compiled(kernels: Sequence[Kernel], device: torch.device) -> list[Entry]:
-    if not kernels:
-        return []
+def _compiled(kernels: Sequence[Kernel], place: Place) -> list[Entry]:
+    device, aligned = place
     major, minor = torch.cuda.get_device_capability(device)
     written = [write_kernel(kernel, shape_of(kernel)) for kernel in kernels]
-    cubins = compile_all(written, 10 * major + minor)
+    cubins = compile_all(written, 10 * major + minor, aligned=aligned)
     launchers = [
         _launcher(replace(kernel, name=f"kernel_{number}"), source, cubin, device.index or 0)
         for number, (kernel, source, cubin) in enumerate(zip(kernels, written, cubins, strict=True))

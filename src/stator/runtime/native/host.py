@@ -95,7 +95,7 @@ class Host:
     def __post_init__(self) -> None:
         written = frozenset(name for step in self.plan.steps for name in step.writes)
         self.values = Values(self.frame, self.plan.layouts, written, self.plan.callers)
-        self.values.device = self.plan.device
+        self.values.device, self.values.loose = self.plan.device, self.plan.loose
         self.calls = Calls(self.frame, self.values)
 
     def write(self) -> HostProgram:

@@ -11,7 +11,7 @@ import torch
 from stator.core.dtypes import scalar_type
 from stator.loops.index import Index
 from stator.runtime.native.frame import Frame
-from stator.runtime.plan import CPU, Allocation, View
+from stator.runtime.plan import ALIGNED, CPU, Allocation, View
 from stator.runtime.rare import as_planned, empty_strided, refuse
 from stator.torch_api import TENSOR_IN_OBJECT, WRAP_TENSOR
 
@@ -97,6 +97,7 @@ class Values:
     tuples: dict[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict)
     views: dict[str, int] = field(default_factory=dict)  # handles on buffers of the arena
     device: torch.device = CPU  # where tensors are made
+    loose: frozenset[str] = frozenset()  # kernels expect nothing of where these begin
 
     # --- making and freeing ---
 
@@ -213,6 +214,14 @@ class Values:
                 self._lay_out(name)
                 frame.call("i32", getter, f"ptr {self.handle(name)}", f"ptr {data}")
         else:
+            frame.call("i32", getter, f"ptr {self.handle(name)}", f"ptr {data}")
+        address = frame.w.let(f"load ptr, ptr {data}")
+        if self.device.type != "cuda" or name not in self.layouts or name in self.loose:
+            return address
+        number = frame.w.let(f"ptrtoint ptr {address} to i64")
+        low = frame.w.let(f"and i64 {number}, {ALIGNED - 1}")
+        with frame.unless(frame.w.let(f"icmp eq i64 {low}, 0")):
+            self._lay_out(name)
             frame.call("i32", getter, f"ptr {self.handle(name)}", f"ptr {data}")
         return frame.w.let(f"load ptr, ptr {data}")
 
