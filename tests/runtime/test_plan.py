@@ -9,6 +9,7 @@ from torch import fx, nn
 
 from stator.loops.index import Index, Symbol
 from stator.runtime.plan import (
+    Allocation,
     Call,
     Constant,
     Free,
@@ -16,7 +17,9 @@ from stator.runtime.plan import (
     Plan,
     Require,
     Together,
+    View,
     calls,
+    loose_names,
     make_plan,
 )
 from tests.runtime.launches import launch
@@ -204,3 +207,13 @@ def test_a_number_follows_from_sizes() -> None:
 
     assert (step.makes, step.takes, step.writes) == (("n",), (), ())
     assert str(step) == "n = 2*size_s0 + 1"
+
+
+def test_views_that_begin_inside_are_loose() -> None:
+    def view(name: str, source: str, start: int) -> View:
+        made = Allocation(name, (Index.of(8),), (Index.of(1),), torch.bfloat16)
+        return View(source, made, Index.of(start))
+
+    steps = [view("even", "x", 8), view("odd", "x", 3), view("within", "odd", 8)]
+
+    assert loose_names(steps, {"x"}) == {"odd", "within"}

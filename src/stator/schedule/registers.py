@@ -19,7 +19,7 @@ from stator.schedule.rows import coordinates, position, row_number
 
 def build_gpu_kernel(name: str, group: Group, wanted: set[str], sizes: Sizes) -> Kernel:
     """The kernel of `group`; buffers in `wanted` are read outside of it."""
-    if isinstance(group.alone, Scatter):
+    if isinstance(group.alone, Scatter):  # its iterations may meet: the hardware combines them
         store = Store(group.alone.buffer, group.alone.index, group.alone.value, group.alone.combine)
         return Kernel(name, group.alone.axes, (Stage((), (store,)),))
     leader = next((m for m in group.members if m.leads), group.members[0])
