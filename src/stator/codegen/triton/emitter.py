@@ -220,7 +220,10 @@ class Emitter:
     def _choice(self, expr: Within) -> str:
         """Both sides, each loading only where it is chosen."""
         index, limit = self.index(expr.index), self.index(expr.limit)
-        within = self.let(f"({index} >= 0) & ({index} < {limit})", "c")
+        low = lower_bound(expr.index)
+        # Not asked where it is known: it would be a Python number, which is no mask.
+        above = "" if low is not None and is_at_least(low, 0) else f"({index} >= 0) & "
+        within = self.let(f"{above}({limit} > {index})", "c")
         dims = self.dims_of(expr.index) | self.dims_of(expr.limit)
         before = self.chosen
         self.chosen = (*before, Mask(within, dims))
