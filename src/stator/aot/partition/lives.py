@@ -51,23 +51,22 @@ class Half(NamedTuple):
     steps: int
     calls: Mapping[int, Calling] = {}  # by step: those that may take memory for themselves
 
-    def held(self, place: int) -> list[int]:
-        """Bytes of a place, step by step."""
-        changes = [0] * (self.steps + 2)
-        for _, home, size, first, end in self.spans:
-            if home == place:
-                changes[first] += size
-                changes[end] -= size
-        return list(accumulate(changes))
+    def held(self) -> list[list[int]]:
+        """Bytes of each place, step by step."""
+        changes = [[0] * (self.steps + 2) for _ in (ARENA, POOL, TORCH)]
+        for _, place, size, first, end in self.spans:
+            changes[place][first] += size
+            changes[place][end] -= size
+        return [list(accumulate(one)) for one in changes]
 
-    def most(self, place: int) -> int:
-        """The most bytes of a place; of torch's, with what calls take for themselves."""
-        held = self.held(place)
-        return highest(held, self.calls) if place == TORCH else max(held)
+    def most(self) -> list[int]:
+        """The most bytes of each place; of torch's, with what calls take for themselves."""
+        arena, pool, torchs = self.held()
+        return [max(arena), max(pool), highest(torchs, self.calls)]
 
     def at_most(self, place: int) -> list[Span]:
         """What is alive then."""
-        held = self.held(place)
+        held = self.held()[place]
         when = held.index(max(held))
         return [one for one in self.spans if one.place == place and one.first <= when < one.end]
 
@@ -82,14 +81,13 @@ class Lives:
     at: list[Fact] = field(init=False)  # by step
     calls: list[int] = field(init=False)  # of libraries, up to a step
     last: dict[int, int] = field(init=False)  # the last step that reads the value of a run
-    when: dict[int, int] = field(init=False)  # the step of a run
+    when: dict[int, int] = field(default_factory=dict)  # the step of a run, once it is asked for
     inherited: dict[int, int] = field(default_factory=dict)  # by step: whose place it stores into
 
     def __post_init__(self) -> None:
         count = len(self.facts)
         self.at = [self.facts[run - count if run >= count else run] for run in self.runs]
-        self.calls = [*accumulate(int(fact.is_call) for fact in self.at), len(self.runs) + 1]
-        self.when = {run: step for step, run in enumerate(self.runs)}
+        self.calls = [*accumulate([fact.is_call for fact in self.at]), len(self.runs) + 1]
 
     def spans(
         self,
@@ -104,7 +102,7 @@ class Lives:
             for number, place in (owned or {}).items()
         ]
         for step, (run, fact) in enumerate(zip(self.runs, self.at, strict=True)):
-            if not fact.bytes or run in given or self._is_nowhere(step):
+            if not fact.bytes or run in given or (fact.brief and self._is_nowhere(step)):
                 continue
             end = self.last.get(run, step)
             home = self.inherited.get(step)
@@ -118,6 +116,11 @@ class Lives:
         count = len(self.facts)
         last: dict[int, int] = {}
         latest: dict[int, int] = {}  # what ran twice, by what is there
+        if max(self.runs, default=0) < count:  # nothing did
+            for step, fact in enumerate(self.at):
+                for memory in fact.reads:
+                    last[memory] = step
+            return last | dict.fromkeys(wanted, len(self.runs))
         for step, (run, fact) in enumerate(zip(self.runs, self.at, strict=True)):
             if run >= count:
                 latest[run - count] = run
@@ -133,8 +136,10 @@ class Lives:
         """What a value takes, until a kernel that is the last to read it stores over it."""
         size = fact.bytes or fact.value
         first, end = life
+        if end == len(self.runs) or self.at[end].is_call or fact.number in self.held_by_others:
+            return Span(fact.number, home, size, first, end + 1)
         over = self._through(end, size)
-        if over < len(self.runs) and fact.number not in self.held_by_others:
+        if over < len(self.runs):
             # What a kernel reads again lies apart; what it makes of that does not.
             for writer in self._reducing(over) or self._reading(over, fact.number):
                 if self._may_write(writer, size) and not self._reducing(writer):
@@ -161,6 +166,8 @@ class Lives:
         """Where the kernel that makes a value reads it a second time."""
         if not self.at[step].reduced:
             return []
+        if not self.when:
+            self.when = {run: step for step, run in enumerate(self.runs)}
         count, behind = len(self.facts), len(self.runs)
         twin = count if self.runs[step] >= count else 0
         found = (self.when.get(number + twin, behind) for number in self.at[step].reduced)

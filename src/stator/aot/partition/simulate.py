@@ -65,6 +65,7 @@ class Simulator:
     facts: list[Fact] = field(default_factory=list)  # by the number of a node
     number: dict[fx.Node, int] = field(default_factory=dict)
     bases: list[int] = field(default_factory=list)  # numbers of nodes that are no views
+    has_memory: dict[fx.Node, int] = field(default_factory=dict)  # the same, by node
     work: dict[fx.Node, float] = field(default_factory=dict)
     main: dict[fx.Node, fx.Node] = field(default_factory=dict)  # the largest part of several
     calls: dict[int, Calling] = field(default_factory=dict)  # that may take memory for themselves
@@ -102,7 +103,9 @@ class Simulator:
             shown, sources = (sources[0], sources) if self.main[sources[0]] is node else (None, [])
         base = number if shown is None else self.facts[self.number[shown]].base
         reads = {self.facts[self.number[source]].base for source in sources}
-        self.bases += [number] if base == number else []
+        if base == number:
+            self.bases.append(number)
+            self.has_memory[node] = number
         called = not is_generated(node)
         main = None if called else _largest_part(node)
         if main is not None:
@@ -126,11 +129,9 @@ class Simulator:
 
     def peak(self, cut: Cut) -> int:
         """The most bytes that a step holds."""
-        forward, backward = self._halves(cut)
-        after = {ARENA: 0, POOL: self.outputs, TORCH: 0}
-        return self.steady + sum(
-            max(forward.most(place), backward.most(place) + more) for place, more in after.items()
-        )
+        forward, backward = (half.most() for half in self._halves(cut))
+        backward[POOL] += self.outputs
+        return self.steady + sum(map(max, forward, backward))
 
     def least(self, cut: Cut) -> int:
         """Bytes that a step holds at least: what lies between forward and backward."""
@@ -140,9 +141,9 @@ class Simulator:
     def holders(self, cut: Cut) -> tuple[tuple[str, int], ...]:
         """What is alive at the highest marks: names and bytes, largest first."""
         steady = self._bytes(self.inputs | self.returned)
-        found = [("inputs and outputs of the program", steady)]
+        found, halves = [("inputs and outputs of the program", steady)], self._halves(cut)
         for place in (ARENA, POOL, TORCH):
-            half = max(self._halves(cut), key=lambda half: half.most(place))
+            half = max(halves, key=lambda half: half.most()[place])
             found += [(self.nodes[one.node].name, one.bytes) for one in half.at_most(place)]
         return tuple(sorted(found, key=lambda held: -held[1]))
 
@@ -159,8 +160,8 @@ class Simulator:
         owned |= {self.number[node]: TORCH for node in self.joint.tangents}
         grads = self._bases(grad for grad in self.joint.grads if isinstance(grad, fx.Node))
         count = len(self.nodes)
-        numbers = ((self.number[node], early) for node, early in self.order(cut))
-        again = [n + count * early for n, early in numbers if self.facts[n].base == n]
+        own = self.has_memory
+        again = [own[node] + count * early for node, early in self.order(cut) if node in own]
         # The plan makes copies for the caller when all else is done.
         again.sort(key=self.last.__contains__)
         again = self._joined(again)
@@ -179,6 +180,8 @@ class Simulator:
     def _asking(self, runs: Sequence[int]) -> dict[int, Calling]:
         """Calls among `runs` that may take memory for themselves."""
         count, calls = len(self.nodes), self.calls
+        if not calls:
+            return {}
         numbers = enumerate(run % count for run in runs)
         return {step: calls[number] for step, number in numbers if number in calls}
 
