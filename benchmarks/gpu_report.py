@@ -7,7 +7,7 @@ benchmarks/gpu.json and writes the section; without files it writes what gpu.jso
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -195,8 +195,24 @@ def _failures(row: GpuRow) -> Iterator[str]:
 
 def kernel_table(rows: Sequence[GpuRow]) -> str:
     """The Markdown table of kernels."""
-    headings = ["kernel", "size", "stator", "Inductor", "behind"]
-    headings += ["whole µs, eager / Inductor / stator", "device µs", "of copy"]
+    headings = ["whole µs, eager / Inductor / stator", "device µs", "of copy"]
+    return _table(rows, ["kernel", *headings], (1e6, ".0f"), copy_cell)
+
+
+def model_table(rows: Sequence[GpuRow]) -> str:
+    """The Markdown table of models."""
+    headings = ["step ms, eager / Inductor / stator", "device ms", "peak GiB"]
+    return _table(rows, ["model", *headings], (1e3, ".2f"), peak_cell)
+
+
+def _table(
+    rows: Sequence[GpuRow],
+    own: Sequence[str],
+    unit: tuple[float, str],
+    last: Callable[[GpuRow], str],
+) -> str:
+    """Rows with times in a unit, and one column that is of their kind."""
+    headings = [own[0], "size", "stator", "Inductor", "behind", *own[1:]]
     headings += ["error, eager / stator", "compile s, Inductor / stator"]
     lines = [
         [
@@ -205,33 +221,9 @@ def kernel_table(rows: Sequence[GpuRow]) -> str:
             speed_cell(row, STATOR),
             speed_cell(row, INDUCTOR),
             behind_cell(row),
-            three(row, "whole", 1e6, ".0f"),
-            three(row, "device", 1e6, ".0f"),
-            copy_cell(row),
-            error_cell(row),
-            compile_cell(row),
-        ]
-        for row in rows
-        if row.outcomes
-    ]
-    return markdown_table(headings, [*lines, _means(rows, len(headings))])
-
-
-def model_table(rows: Sequence[GpuRow]) -> str:
-    """The Markdown table of models."""
-    headings = ["model", "size", "stator", "Inductor", "behind"]
-    headings += ["step ms, eager / Inductor / stator", "device ms"]
-    headings += ["peak GiB", "error, eager / stator", "compile s, Inductor / stator"]
-    lines = [
-        [
-            row.name,
-            row.size,
-            speed_cell(row, STATOR),
-            speed_cell(row, INDUCTOR),
-            behind_cell(row),
-            three(row, "whole", 1e3, ".2f"),
-            three(row, "device", 1e3, ".2f"),
-            peak_cell(row),
+            three(row, "whole", *unit),
+            three(row, "device", *unit),
+            last(row),
             error_cell(row),
             compile_cell(row),
         ]

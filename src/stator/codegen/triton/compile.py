@@ -82,10 +82,12 @@ class Workers:
         return answer if isinstance(answer, Cubin) else translate(request)
 
     def close(self) -> None:
-        """Let them end."""
+        """End them, and wait until they have."""
+        self.pool.shutdown(wait=False)
         for process in self.processes:
-            if process.stdin is not None:
-                process.stdin.close()
+            process.terminate()
+        for process in self.processes:
+            process.communicate()
 
 
 def _started(script: str) -> subprocess.Popen[bytes]:

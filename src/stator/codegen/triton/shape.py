@@ -24,10 +24,10 @@ WARP: Final = 32
 WIDEST: Final = 16  # bytes that a thread moves at once
 LONGEST_WHOLE: Final = 1 << 14  # elements of a row that one program can hold in registers
 SIDE: Final = 64  # of a tile, in elements
-LONG: Final = 1 << 11  # elements of a row whose length is not known
 LONG_WARPS: Final = 16  # that share a longer row
 TILE: Final = 1 << 13  # elements of several rows that one program takes
 ACROSS: Final = 64  # rows next to each other, where these lie closer than the elements of one
+AT_A_TIME: Final = 32  # elements of each, there
 INT32: Final = (1 << 31) - (1 << 20)  # below it no block reaches over the end of the type
 PROGRAMS: Final = 1 << 9  # enough to fill a large card
 
@@ -115,12 +115,8 @@ def _tiles(kernel: Kernel) -> Shape | None:
 
 def _columns(lengths: list[Index]) -> Shape:
     """A program takes rows that lie next to each other, some elements of each at a time."""
-    known = [length.constant for length in lengths]
-    longest = max((n for n in known if n is not None), default=LONG)
-    if None in known:
-        longest = LONG
-    inner = min(power(longest), 32)
-    return Shape("rows", ACROSS, inner, 4)
+    known = [length.constant or AT_A_TIME for length in lengths]
+    return Shape("rows", ACROSS, min(power(max(known)), AT_A_TIME), 4)
 
 
 def _weight(kernel: Kernel) -> int:
