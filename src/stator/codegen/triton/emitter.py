@@ -219,6 +219,9 @@ class Emitter:
 
     def _choice(self, expr: Within) -> str:
         """Both sides, each loading only where it is chosen."""
+        at, end = expr.index.constant, expr.limit.constant
+        if at is not None and end is not None:  # decided: a Python truth is no mask
+            return self.value(expr.inside if 0 <= at < end else expr.outside)
         index, limit = self.index(expr.index), self.index(expr.limit)
         low = lower_bound(expr.index)
         # Not asked where it is known: it would be a Python number, which is no mask.
