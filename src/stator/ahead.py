@@ -6,7 +6,7 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -18,8 +18,10 @@ from torch.export import ExportedProgram, export
 from stator.core.events import start_compilation
 from stator.errors import CompileError, OptionError
 from stator.options import Options, read_options
-from stator.package.build import write_archive, write_file, write_shared
-from stator.package.joint import compile_joint, write_joint
+from stator.package.archive import PackageWriter
+from stator.package.blob import Blob
+from stator.package.build import finish_archive, write_file, write_shared
+from stator.package.joint import compile_joint, finish_joint
 from stator.package.library import Library, write_library
 from stator.package.link import LINKERS, find_linker
 from stator.package.planned import Planned
@@ -62,16 +64,33 @@ def aot_compile(
     else:
         module = model if isinstance(model, torch.nn.Module) else _as_module(model)
         program = export(module, args, dict(kwargs or {}), dynamic_shapes=dynamic_shapes)
-    library = compile_library(program, chosen, levels)
     if path.suffix == ".so":
-        if linker is None:
-            raise CompileError(
-                "link",
-                f"there is no linker on this machine ({', '.join(LINKERS)})",
-                hint="give a path that ends in .pt2: a package needs none",
-            )
-        return write_file(path, lambda part: write_shared(part, library, linker))
-    return write_file(path, lambda part: write_archive(part, library, linker, levels))
+        return _write_library_alone(path, program, chosen, linker, levels)
+
+    def write(part: Path) -> None:
+        with PackageWriter(part) as package:
+            library = compile_library(program, chosen, package.put, levels)
+            finish_archive(package, library, linker, levels)
+
+    return write_file(path, write)
+
+
+def _write_library_alone(
+    path: Path,
+    program: ExportedProgram,
+    options: Options,
+    linker: str | None,
+    levels: Sequence[int],
+) -> str:
+    if linker is None:
+        raise CompileError(
+            "link",
+            f"there is no linker on this machine ({', '.join(LINKERS)})",
+            hint="give a path that ends in .pt2: a package needs none",
+        )
+    weights: list[Any] = []
+    library = compile_library(program, options, weights.append, levels)
+    return write_file(path, lambda part: write_shared(part, library, linker, weights))
 
 
 def compile_fx_aot(
@@ -114,21 +133,31 @@ def aot_compile_joint(
     def plan(module: fx.GraphModule, name: str) -> Planned:
         return plan_library(module, tools.ctx, name)
 
-    joint = compile_joint(exported, run, tools, plan, levels)
-    return write_file(path, lambda part: write_joint(part, joint, linker, levels))
+    def write(part: Path) -> None:
+        with PackageWriter(part) as package:
+            joint = compile_joint(exported, run, tools, plan, package.put, levels)
+            finish_joint(package, joint, linker, levels)
+
+    return write_file(path, write)
 
 
 def compile_library(
-    program: ExportedProgram, options: Options, levels: Sequence[int] = tuple(LEVELS)
+    program: ExportedProgram,
+    options: Options,
+    put: Callable[[Any], object],
+    levels: Sequence[int] = tuple(LEVELS),
 ) -> Library:
-    """All that a library of an exported program is linked of."""
+    """All that a library of an exported program is linked of; `put` takes its weights."""
     options = _settled(options)
     exported = Exported.of(program)
+    blob = Blob(put)
+    if not options.freezing:  # the weights are what they are, so they go first
+        blob.add(list(exported.constants.values()))
     weights = frozenset(exported.constants) if options.freezing else frozenset()
     tools = make_tools(options, start_compilation(), (), weights)
     run = prepare(program.graph_module, [], tools)
     graph = library_graph(exported, run, tools)
-    return write_library(exported, graph, plan_library(graph.module, tools.ctx), levels)
+    return write_library(exported, graph, plan_library(graph.module, tools.ctx), blob, levels)
 
 
 def _settled(options: Options) -> Options:

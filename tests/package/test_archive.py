@@ -19,7 +19,7 @@ import torch
 import stator
 from stator.errors import PackageError
 from stator.package import archive
-from stator.package.archive import PAGE, read_package, write_package
+from stator.package.archive import PAGE, PackageWriter, read_package, write_package
 
 BUILD = """
 import sys, torch, stator
@@ -140,6 +140,44 @@ def test_entries_that_point_outside(name: str, tmp_path: Path) -> None:
         stator.load(path)
 
 
+def test_pieces_of_any_length_are_one_sequence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archive, "CHUNK", 100)
+    dice = random.Random(7)
+    for pieces in (
+        [],
+        [b""],
+        [b"a" * 100],
+        [dice.randbytes(dice.randrange(350)) for _ in range(9)],
+    ):
+        path = tmp_path / "model.pt2"
+        write_package(path, {}, {"extra/more": b"more"}, pieces)
+        package = read_package(path)
+        whole = b"".join(pieces)
+        assert path.read_bytes()[package.start :].startswith(whole)
+        assert package.size == len(whole)
+        assert package.files["extra/more"] == b"more"
+
+
+def test_weights_that_cannot_be_written_are_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with PackageWriter(tmp_path / "model.pt2") as package:
+        monkeypatch.setattr(package, "_weights", Full())
+        package.put(b"weights")
+        with pytest.raises(OSError, match="no room"):
+            package.finish({}, {})
+
+
+class Full:
+    """A file that takes nothing."""
+
+    def write(self, _: object) -> int:
+        """Fails."""
+        raise OSError("no room")
+
+
 def test_files_that_are_no_packages(tmp_path: Path) -> None:
     path = tmp_path / "model.pt2"
     with pytest.raises(PackageError, match="cannot be read"):
@@ -162,7 +200,7 @@ def test_what_is_there_stays_when_building_fails(
     def fails(*_: object) -> None:
         raise OSError("no room")
 
-    monkeypatch.setattr("stator.package.build.write_package", fails)
+    monkeypatch.setattr("stator.package.archive.PackageWriter.finish", fails)
     model, x = torch.nn.Linear(2, 2), (torch.randn(1, 2),)
     with pytest.raises(OSError, match="no room"):
         stator.aot_compile(model, x, options={"output_path": path})

@@ -12,8 +12,9 @@ import json
 import re
 import struct
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Final, Self
@@ -28,6 +29,12 @@ LIBRARY: Final = f"{MODEL}/model.wrapper"  # .so, or object files; torch's loade
 WEIGHTS: Final = f"{LIBRARY}.weights"
 PAGE: Final = 4096
 CHUNK: Final = 4 << 20  # bytes of weights that have a digest of their own
+_HEAD: Final = {  # what torch's loaders read first
+    "version": b"3\n",
+    "archive_format": b"pt2",
+    "archive_version": b"0",
+    "byteorder": b"little",
+}
 _COMMENT: Final = re.compile(rb"stator (\d+) (\d{20}) (\d{20}) ([0-9a-f]{64})")
 _COMMENT_BYTES: Final = 7 + 1 + 1 + 20 + 1 + 20 + 1 + 64
 
@@ -36,104 +43,95 @@ def write_package(
     path: Path, manifest: Mapping[str, Any], files: Mapping[str, bytes], weights: Iterable[Any]
 ) -> None:
     """Write a package; the same content gives the same bytes."""
-    with path.open("w+b") as out:
-        _Writer(out).write(manifest, files, weights)
+    with PackageWriter(path) as package:
+        for piece in weights:
+            package.put(piece)
+        package.finish(manifest, files)
 
 
-@dataclass(slots=True)
-class _Writer:
-    out: IO[bytes]
+class PackageWriter:
+    """Writes a package, its weights first: threads write and digest them while others compile.
 
-    def write(
-        self, manifest: Mapping[str, Any], files: Mapping[str, bytes], weights: Iterable[Any]
-    ) -> None:
-        size = 0
-        with zipfile.ZipFile(self.out, "w", zipfile.ZIP_STORED) as archive:
-            self._put(archive, "version", b"3\n")
-            self._put(archive, "archive_format", b"pt2")
-            self._put(archive, "archive_version", b"0")
-            self._put(archive, "byteorder", b"little")
-            for name, data in sorted(files.items()):
-                self._put(archive, name, data)
-            info = self._entry(WEIGHTS, self._padding(len(f"{ROOT}/{WEIGHTS}")))
-            with archive.open(info, "w", force_zip64=True) as entry:
-                start = self.out.tell()
-                with _Digests() as digests:
-                    for chunk in _in_chunks(weights):
-                        digests.add(chunk)
-                        size += len(chunk)
-                        entry.write(chunk)
-            told = {**manifest, "weights": {"bytes": size, "sha256": digests.found()}}
-            text = json.dumps(told, sort_keys=True, indent=1).encode()
-            self._put(archive, MANIFEST, text)
-            archive.comment = bytes(_COMMENT_BYTES)  # its length is part of what is digested
-        self._seal(start, size)
+    Nothing is copied: what was put stays as it is until all is written.
+    """
 
-    def _seal(self, start: int, size: int) -> None:
-        self.out.flush()
-        end = self.out.seek(0, 2) - _COMMENT_BYTES
-        digest = _digest_around(self.out, start, size, end)
-        self.out.seek(end)
-        self.out.write(b"stator %d %020d %020d %s" % (FORMAT, start, size, digest.encode()))
-
-    def _put(self, archive: zipfile.ZipFile, name: str, data: bytes) -> None:
-        archive.writestr(self._entry(name), data)
-
-    @staticmethod
-    def _entry(name: str, extra: bytes = b"") -> zipfile.ZipInfo:
-        info = zipfile.ZipInfo(f"{ROOT}/{name}", (1980, 1, 1, 0, 0, 0))
-        info.external_attr = 0o644 << 16
-        info.create_system = 3
-        info.extra = extra
-        return info
-
-    def _padding(self, name: int) -> bytes:
-        """A field that nobody reads, so that what follows begins at a page."""
-        head = 30 + name + 20 + 4  # of the entry, its sizes in 64 bits, this field
-        at = self.out.tell() + head
-        return struct.pack("<HH", 0x4246, -at % PAGE) + bytes(-at % PAGE)
-
-
-class _Digests:
-    """Digests of chunks, made by a thread while others are written."""
-
-    AHEAD: Final = 8  # chunks that may wait for it
-
-    def __init__(self) -> None:
-        self.thread = ThreadPoolExecutor(1)
-        self.made: list[Future[str]] = []
+    def __init__(self, path: Path) -> None:
+        self._size = 0
+        self._pending: list[Future[Any]] = []
+        self._digests: list[Any] = []  # one for each chunk
+        with ExitStack() as stack:
+            self._out = stack.enter_context(path.open("w+b"))
+            self._archive = stack.enter_context(zipfile.ZipFile(self._out, "w"))
+            for name, data in _HEAD.items():
+                self._archive.writestr(_entry(name), data)
+            info = _entry(WEIGHTS, self._padding(len(f"{ROOT}/{WEIGHTS}")))
+            entry = self._archive.open(info, "w", force_zip64=True)
+            self._weights = stack.enter_context(entry)
+            self._start = self._out.tell()
+            self._threads = [ThreadPoolExecutor(1), ThreadPoolExecutor(1)]
+            stack.callback(self._stop)
+            self._stack = stack.pop_all()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.thread.shutdown()
+        self._stack.close()
 
-    def add(self, chunk: bytearray) -> None:
-        """Digest a chunk, which stays as it is."""
-        self.made.append(self.thread.submit(lambda: hashlib.sha256(chunk).hexdigest()))
-        if len(self.made) > self.AHEAD:
-            self.made[-self.AHEAD].result()
-
-    def found(self) -> list[str]:
-        """All of them, in order."""
-        return [digest.result() for digest in self.made]
-
-
-def _in_chunks(pieces: Iterable[Any]) -> Iterator[bytearray]:
-    held = bytearray()
-    for piece in pieces:
+    def put(self, piece: Any) -> None:
+        """Weights, which go behind those that were put before."""
         view = memoryview(piece).cast("B")
-        at = 0
-        while at < len(view):
-            taken = min(CHUNK - len(held), len(view) - at)
-            held += view[at : at + taken]
-            at += taken
-            if len(held) == CHUNK:
-                yield held
-                held = bytearray()
-    if held:
-        yield held
+        writing, digesting = self._threads
+        self._pending.append(writing.submit(self._weights.write, view))
+        while view:
+            if self._size % CHUNK == 0:
+                self._digests.append(hashlib.sha256())
+            room = CHUNK - self._size % CHUNK
+            part, view = view[:room], view[room:]
+            self._pending.append(digesting.submit(self._digests[-1].update, part))
+            self._size += len(part)
+
+    def finish(self, manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
+        """All else, once the weights are there."""
+        for done in self._pending:
+            done.result()
+        self._weights.close()
+        for name, data in sorted(files.items()):
+            self._archive.writestr(_entry(name), data)
+        digests = [digest.hexdigest() for digest in self._digests]
+        told = {**manifest, "weights": {"bytes": self._size, "sha256": digests}}
+        text = json.dumps(told, sort_keys=True, indent=1).encode()
+        self._archive.writestr(_entry(MANIFEST), text)
+        self._archive.comment = bytes(_COMMENT_BYTES)  # its length is part of what is digested
+        self._archive.close()
+        self._seal()
+
+    def _stop(self) -> None:
+        """Let go of what was not written yet, where something failed."""
+        for thread in self._threads:
+            thread.shutdown(cancel_futures=True)
+
+    def _seal(self) -> None:
+        self._out.flush()
+        end = self._out.seek(0, 2) - _COMMENT_BYTES
+        digest = _digest_around(self._out, self._start, self._size, end)
+        self._out.seek(end)
+        told = (FORMAT, self._start, self._size, digest.encode())
+        self._out.write(b"stator %d %020d %020d %s" % told)
+
+    def _padding(self, name: int) -> bytes:
+        """A field that nobody reads, so that what follows begins at a page."""
+        head = 30 + name + 20 + 4  # of the entry, its sizes in 64 bits, this field
+        at = self._out.tell() + head
+        return struct.pack("<HH", 0x4246, -at % PAGE) + bytes(-at % PAGE)
+
+
+def _entry(name: str, extra: bytes = b"") -> zipfile.ZipInfo:
+    info = zipfile.ZipInfo(f"{ROOT}/{name}", (1980, 1, 1, 0, 0, 0))
+    info.external_attr = 0o644 << 16
+    info.create_system = 3
+    info.extra = extra
+    return info
 
 
 def _digest_around(file: IO[bytes], start: int, size: int, end: int) -> str:

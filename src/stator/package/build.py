@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import torch
 
-from stator.package.archive import FORMAT, LIBRARY, PAGE, write_package
+from stator.package.archive import FORMAT, LIBRARY, PAGE, PackageWriter
 from stator.package.host import Input
 from stator.package.library import Code, Library
 from stator.package.link import link
@@ -38,21 +38,22 @@ def write_file(path: Path, write: Callable[[Path], None]) -> str:
     return str(path)
 
 
-def write_shared(path: Path, library: Library, linker: str) -> None:
+def write_shared(path: Path, library: Library, linker: str, weights: Sequence[Any]) -> None:
     """Machine code, the weights from a page on, and where they begin."""
     code = link(linker, [library.code.host, *library.code.kernels.values()])
     with path.open("wb") as out:
         out.write(code)
-        if library.code.blob.size:
+        if weights:
             out.write(bytes(-len(code) % PAGE))
             start = out.tell()
-            for chunk in library.code.blob.chunks():
-                out.write(chunk)
+            out.writelines(weights)
             out.write(MARK.to_bytes(8, "little") + start.to_bytes(8, "little"))
 
 
-def write_archive(path: Path, library: Library, linker: str | None, levels: Sequence[int]) -> None:
-    """A package of a model."""
+def finish_archive(
+    package: PackageWriter, library: Library, linker: str | None, levels: Sequence[int]
+) -> None:
+    """All but the weights of a model's package."""
     files = {
         f"{LIBRARY}_metadata.json": b'{"AOTI_DEVICE_KEY": "cpu"}',
         f"{LIBRARY}.cpp": _NO_SOURCE,
@@ -66,9 +67,9 @@ def write_archive(path: Path, library: Library, linker: str | None, levels: Sequ
         "inputs": list(map(input_told, library.inputs)),
         "arguments": arguments_told(library.given),
         "outputs": list(library.outputs),
-        "constants": constants_told(library.code.held),
+        "constants": constants_told(library.code.blob.held),
     }
-    write_package(path, manifest, files, library.code.blob.chunks())
+    package.finish(manifest, files)
 
 
 def library_files(stem: str, code: Code, linker: str | None) -> dict[str, bytes]:

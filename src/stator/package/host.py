@@ -47,7 +47,8 @@ class Signature:
 
     inputs: Mapping[str, Input]  # by the names of placeholders, in order
     constants: Mapping[str, int]  # placeholders that are constants: their numbers
-    added: Sequence[torch.Tensor]  # constants of the graph itself; their numbers go on from there
+    added: Mapping[int, int]  # constants of the graph itself, by id: their numbers
+    count: int  # of all constants
 
 
 def write_library_host(
@@ -84,7 +85,7 @@ class _LibraryFrame(Frame):
 class _LibraryValues(Values):
     """Values that are handles, all of them."""
 
-    constants: dict[int, int] = field(default_factory=dict)  # a tensor's id -> its number
+    constants: Mapping[int, int] = field(default_factory=dict)  # a tensor's id -> its number
 
     def without_memory(self, code: str, made: Allocation, slot: int, data: str) -> None:
         """Where a tensor could not be made, the run ends."""
@@ -186,16 +187,14 @@ _SEED: Final = {"dtype": torch.int32, "device": torch.device("cpu")}
 @dataclass(slots=True)
 class _LibraryHost(Host):
     places: Mapping[Kernel, int] = field(default_factory=dict)
-    signature: Signature = field(default_factory=lambda: Signature({}, {}, ()))
+    signature: Signature = field(default_factory=lambda: Signature({}, {}, {}, 0))
 
     def __post_init__(self) -> None:
         written = frozenset(name for step in self.plan.steps for name in step.writes)
         self.frame = _LibraryFrame()
-        count = len(self.signature.constants)
-        added = {id(value): count + i for i, value in enumerate(self.signature.added)}
         callers = frozenset(self.plan.inputs)
         self.values = _LibraryValues(self.frame, self.plan.layouts, written, callers)
-        self.values.constants = added
+        self.values.constants = self.signature.added
         self.calls = _LibraryCalls(self.frame, self.values)
 
     def text(self, runtime: str) -> str:
@@ -338,7 +337,7 @@ class _LibraryHost(Host):
     def _put_together(self, known: set[str]) -> str:
         frame = self.frame
         names = [self._step_name(step) for step in self.plan.steps] or [frame.text("")]
-        count, constants = len(self.signature.inputs), self._constant_count
+        count, constants = len(self.signature.inputs), self.signature.count
         row = ", ".join(f"ptr {name}" for name in names)
         head = [
             f"@step_names = internal constant [{len(names)} x ptr] [{row}]",
@@ -365,10 +364,6 @@ class _LibraryHost(Host):
             *(line for name, line in sorted(frame.declared.items()) if name not in known),
         ]
         return "\n".join([*texts, *declared, *head, *frame.w.lines, "}", ""])
-
-    @property
-    def _constant_count(self) -> int:
-        return len(self.signature.constants) + len(self.signature.added)
 
     def _step_name(self, step: Any) -> str:
         if not isinstance(step, Call):

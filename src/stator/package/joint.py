@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -18,7 +17,8 @@ from stator.cache.codec import to_bytes
 from stator.core.torch_types import Flat
 from stator.errors import Unsupported
 from stator.loops.index import Index
-from stator.package.archive import PAGE, write_package
+from stator.package.archive import PAGE, PackageWriter
+from stator.package.blob import Blob
 from stator.package.build import (
     arguments_told,
     constants_told,
@@ -27,7 +27,7 @@ from stator.package.build import (
     manifest_of,
 )
 from stator.package.host import Input
-from stator.package.library import Blob, Code, lay_out, write_code
+from stator.package.library import Code, write_code
 from stator.package.planned import Planned
 from stator.package.program import Exported
 from stator.package.tables import Names
@@ -53,13 +53,22 @@ class JointProgram:
     exported: Exported
     facts: Facts
     backward: StoredBackward  # without code: which tangents it takes
+    state: Blob
     parts: dict[str, Part] = field(default_factory=dict)
+    starts: dict[str, int] = field(default_factory=dict)  # of all blobs, one behind the other
 
 
 def compile_joint(
-    exported: Exported, run: Flat, tools: Tools, plan: PlanGraph, levels: Sequence[int]
+    exported: Exported,
+    run: Flat,
+    tools: Tools,
+    plan: PlanGraph,
+    put: Callable[[Any], object],
+    levels: Sequence[int],
 ) -> JointProgram:
-    """Both libraries; `run` runs the exported graph, `plan` plans a half."""
+    """Both libraries; `run` runs the exported graph, `plan` plans a half, `put` takes weights."""
+    state = Blob(put)
+    state.add(list(exported.constants.values()))
     with torch.enable_grad():
         fakes = exported.leaves()
         traced, halves = trace_and_cut(exported.flat(run), fakes, exported.mode, tools)
@@ -73,9 +82,12 @@ def compile_joint(
     missing = (False,) * len(traced.program.tangents)
     found = FreshBackward(traced, halves, caught).backward(missing)
     stored = StoredBackward(None, found.tangents, found.like)
-    joint = JointProgram(exported, facts_of(traced, halves), stored)
+    joint = JointProgram(exported, facts_of(traced, halves), stored, state)
+    joint.starts["state"], end = 0, state.pad(PAGE)
     for name, module in (("forward", halves.forward), ("backward", caught.modules[0])):
-        joint.parts[name] = _part(module, name, plan, levels)
+        blob = Blob(put)
+        joint.parts[name] = _part(module, name, plan, blob, levels)
+        joint.starts[name], end = end, end + blob.pad(PAGE)
     return joint
 
 
@@ -95,14 +107,16 @@ class _Caught:
         raise error
 
 
-def _part(module: fx.GraphModule, name: str, plan: PlanGraph, levels: Sequence[int]) -> Part:
+def _part(
+    module: fx.GraphModule, name: str, plan: PlanGraph, blob: Blob, levels: Sequence[int]
+) -> Part:
     outputs = _only_tensors(module)
     nodes = module.graph.find_nodes(op="placeholder")
     inputs = {node.name: _input(node.name, node.meta.get("val")) for node in nodes}
     planned = plan(module, name)
     count = sum(isinstance(place, int) for place in outputs)
     names = Names([*inputs], [f"output_{number}" for number in range(count)], "", "")
-    return Part(write_code(planned, (inputs, {}), [], names, levels), outputs)
+    return Part(write_code(planned, (inputs, {}), blob, names, levels), outputs)
 
 
 def _only_tensors(module: fx.GraphModule) -> tuple[Any, ...]:
@@ -129,15 +143,11 @@ def _input(name: str, value: Any) -> Input:
     return Input(name, value.dtype, sizes, tuple((int(n), int(n)) for n in value.size()))
 
 
-def write_joint(path: Path, joint: JointProgram, linker: str | None, levels: Sequence[int]) -> None:
-    """A package for training."""
+def finish_joint(
+    package: PackageWriter, joint: JointProgram, linker: str | None, levels: Sequence[int]
+) -> None:
+    """All but the weights of a package for training."""
     exported = joint.exported
-    held, blob = lay_out(list(exported.constants.values()))
-    blobs = {"state": blob, **{name: part.code.blob for name, part in joint.parts.items()}}
-    starts, end = {}, 0
-    for name, one in blobs.items():
-        starts[name] = end
-        end += -(-one.size // PAGE) * PAGE
     files = {FACTS: to_bytes((joint.facts, joint.backward), ())}
     for name, part in joint.parts.items():
         files |= library_files(STEMS[name], part.code, linker)
@@ -154,11 +164,11 @@ def write_joint(path: Path, joint: JointProgram, linker: str | None, levels: Seq
         "arguments": arguments_told(exported.arguments),
         "outputs": list(range(len(joint.facts.program.outputs))),  # the facts know of constants
         "tensors": _tensors(exported),
-        "constants": constants_told(held),
-        "starts": starts,
+        "constants": constants_told(joint.state.held),
+        "starts": joint.starts,
         "parts": {name: list(part.outputs) for name, part in joint.parts.items()},
     }
-    write_package(path, manifest, files, _chunks(list(blobs.values())))
+    package.finish(manifest, files)
 
 
 def _tensors(exported: Exported) -> list[list[Any]]:
@@ -169,9 +179,3 @@ def _tensors(exported: Exported) -> list[list[Any]]:
         else ["input", exported.names[place], False]
         for place in range(len(exported.fakes))
     ]
-
-
-def _chunks(blobs: Sequence[Blob]) -> Any:
-    for blob in blobs:
-        yield from blob.chunks()
-        yield bytes(-blob.size % PAGE)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import fx
@@ -15,13 +14,13 @@ from stator.codegen.llvm.jit import compile_kernels, compile_text
 from stator.errors import Unsupported
 from stator.graph.recipe import Constants
 from stator.lower.sizes import Sizes
+from stator.package.blob import Blob
 from stator.package.host import Input, Signature, write_library_host
 from stator.package.planned import Planned
 from stator.package.program import Constant, Exported, Graph
 from stator.package.tables import (
     FOLDED,
     LEVELS,
-    Held,
     Names,
     kernel_symbol,
     runtime_text,
@@ -30,25 +29,6 @@ from stator.package.tables import (
 from stator.runtime.plan import Constant as ConstantStep
 from stator.torch_api import pytree, size_bounds
 
-ALIGNMENT: Final = 64  # of constants in the blob
-
-
-@dataclass(frozen=True, slots=True)
-class Blob:
-    """Pieces of memory that constants lie in, each at a multiple of the alignment."""
-
-    pieces: tuple[tuple[int, torch.Tensor], ...]  # where, and bytes
-    size: int
-
-    def chunks(self) -> Iterator[bytes | memoryview]:
-        """All of it, in order."""
-        at = 0
-        for start, piece in self.pieces:
-            yield bytes(start - at)
-            yield memoryview((ctypes.c_char * piece.numel()).from_address(piece.data_ptr()))
-            at = start + piece.numel()
-        yield bytes(self.size - at)
-
 
 @dataclass(frozen=True, slots=True)
 class Code:
@@ -56,7 +36,6 @@ class Code:
 
     host: bytes
     kernels: dict[int, bytes]  # by level
-    held: tuple[Held, ...]
     blob: Blob
 
 
@@ -72,20 +51,20 @@ class Library:
 
 
 def write_library(
-    exported: Exported, graph: Graph, planned: Planned, levels: Sequence[int]
+    exported: Exported, graph: Graph, planned: Planned, blob: Blob, levels: Sequence[int]
 ) -> Library:
-    """Compile all that a library is linked of."""
-    numbers, constants = _sorted(exported, planned.constants, graph.module)
+    """Compile all that a library is linked of; its constants go to the blob."""
+    numbers = _numbered(exported, planned.constants, graph.module, blob)
     inputs = _inputs(exported, graph)
     names = _names(exported, inputs, graph)
-    code = write_code(planned, (inputs, numbers), constants, names, levels)
+    code = write_code(planned, (inputs, numbers), blob, names, levels)
     return Library(code, names, tuple(inputs.values()), exported.arguments, graph.outputs)
 
 
 def write_code(
     planned: Planned,
     signature: tuple[dict[str, Input], dict[str, int]],
-    constants: Sequence[Constant],
+    blob: Blob,
     names: Names,
     levels: Sequence[int],
 ) -> Code:
@@ -95,14 +74,13 @@ def write_code(
     """
     plan, (inputs, numbers) = planned.plan, signature
     added = [step.value for step in plan.steps if isinstance(step, ConstantStep)]
-    own = [Constant(f"_tensor_{i}", value, 3) for i, value in enumerate(added)]
-    held, blob = lay_out([*constants, *own])
+    own = blob.add([Constant(f"_tensor_{i}", value, 3) for i, value in enumerate(added)])
     places = {kernel: number for number, kernel in enumerate(plan.entries)}
     runtime = runtime_text()
-    told = Signature(inputs, numbers, added)
+    told = Signature(inputs, numbers, dict(zip(map(id, added), own, strict=True)), len(blob.held))
     parts = (
         runtime,
-        tables_text(held, blob.size, names, len(places), levels),
+        tables_text(blob.held, blob.size, names, len(places), levels),
         write_library_host(plan, planned.memory, places, told, runtime),
     )
 
@@ -113,21 +91,19 @@ def write_code(
     with ThreadPoolExecutor(len(levels) + 1) as pool:
         host = pool.submit(compile_text, "\n".join(parts), LEVELS[1])
         made = dict(zip(levels, pool.map(kernels_for, levels), strict=True)) if places else {}
-    return Code(host.result(), made, tuple(held), blob)
+    return Code(host.result(), made, blob)
 
 
-def _sorted(
-    exported: Exported, made: Constants, module: fx.GraphModule
-) -> tuple[dict[str, int], list[Constant]]:
-    """Placeholders that are constants, by number; and the constants."""
+def _numbered(
+    exported: Exported, made: Constants, module: fx.GraphModule, blob: Blob
+) -> dict[str, int]:
+    """Placeholders that are constants, by number."""
     nodes = module.graph.find_nodes(op="placeholder")
     kept = made.arguments
-    constants: list[Constant] = []
-    numbers: dict[str, int] = {}
+    found: dict[str, Constant] = {}
     for node, position in zip(nodes, kept, strict=False):
         if position in exported.constants:
-            numbers[node.name] = len(constants)
-            constants.append(exported.constants[position])
+            found[node.name] = exported.constants[position]
     for number, recipe in enumerate(made.recipes):
         node = nodes[len(kept) + number]
         sources = [exported.constants[index] for index in recipe.weights]
@@ -136,47 +112,8 @@ def _sorted(
             raise Unsupported("package", f"{node.name} is packed, and cannot lie in a file")
         name = sources[0].name if not recipe.steps else f"_folded_{number}"
         kind = FOLDED if recipe.steps else sources[0].kind
-        numbers[node.name] = len(constants)
-        constants.append(Constant(name, value, kind))
-    return numbers, constants
-
-
-def lay_out(constants: Sequence[Constant]) -> tuple[list[Held], Blob]:
-    """Places in a blob: what shares memory shares it there."""
-    spans: dict[int, tuple[int, int]] = {}  # of storages: first and last byte that is needed
-    for constant in constants:
-        start, end = _span(constant.value)
-        key = constant.value.untyped_storage().data_ptr()
-        low, high = spans.get(key, (start, end))
-        spans[key] = (min(low, start), max(high, end))
-    places: dict[int, int] = {}
-    pieces: list[tuple[int, torch.Tensor]] = []
-    size = 0
-    held = []
-    for constant in constants:
-        value = constant.value
-        storage = value.untyped_storage()
-        key = storage.data_ptr()
-        low, high = spans[key]
-        if key not in places:
-            places[key] = size
-            whole = torch.empty(0, dtype=torch.uint8).set_(storage)
-            if high > low:
-                pieces.append((size, whole[low:high]))
-            size += -(-(high - low) // ALIGNMENT) * ALIGNMENT
-        start, end = _span(value)
-        numbers = (tuple(value.size()), tuple(value.stride()), places[key] + start - low)
-        held.append(Held(constant.name, value.dtype, constant.kind, *numbers, end - start))
-    return held, Blob(tuple(pieces), size)
-
-
-def _span(value: torch.Tensor) -> tuple[int, int]:
-    """First and last byte of a tensor in its storage."""
-    start = value.storage_offset() * value.itemsize
-    if not value.numel():
-        return start, start
-    pairs = zip(value.size(), value.stride(), strict=True)
-    return start, start + (1 + sum((n - 1) * step for n, step in pairs)) * value.itemsize
+        found[node.name] = Constant(name, value, kind)
+    return dict(zip(found, blob.add(list(found.values())), strict=True))
 
 
 def _inputs(exported: Exported, graph: Graph) -> dict[str, Input]:
