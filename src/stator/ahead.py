@@ -15,6 +15,7 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram, export
 
+from stator.core.collector import collector_off
 from stator.core.events import start_compilation
 from stator.errors import CompileError, OptionError
 from stator.options import Options, read_options
@@ -103,6 +104,7 @@ def compile_fx_aot(
     return aot_compile(module, tuple(example_inputs), options=options)
 
 
+@collector_off()
 def aot_compile_joint(
     model: torch.nn.Module,
     args: tuple[Any, ...] = (),
@@ -141,6 +143,7 @@ def aot_compile_joint(
     return write_file(path, write)
 
 
+@collector_off()
 def compile_library(
     program: ExportedProgram,
     options: Options,
