@@ -16,6 +16,7 @@ from stator.graph.recipe import Constants
 from stator.lower.sizes import Sizes
 from stator.package.blob import Blob
 from stator.package.host import Input, Signature, write_library_host
+from stator.package.numbers import numbers_as_tensors
 from stator.package.planned import Planned
 from stator.package.program import Constant, Exported, Graph
 from stator.package.tables import (
@@ -72,7 +73,7 @@ def write_code(
 
     `signature`: what each placeholder is, an input of the caller's or a constant by its number.
     """
-    plan, (inputs, numbers) = planned.plan, signature
+    plan, (inputs, numbers) = numbers_as_tensors(planned.plan), signature
     added = [step.value for step in plan.steps if isinstance(step, ConstantStep)]
     own = blob.add([Constant(f"_tensor_{i}", value, 3) for i, value in enumerate(added)])
     places = {kernel: number for number, kernel in enumerate(plan.entries)}

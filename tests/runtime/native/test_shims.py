@@ -22,7 +22,7 @@ from stator.runtime.native.calls import Calls
 from stator.runtime.native.executor import native_program
 from stator.runtime.native.frame import Frame
 from stator.runtime.native.prelude import prelude_text
-from stator.runtime.native.shims import FRESH, INTO_MEMORY, PASSED_AS, symbol_of
+from stator.runtime.native.shims import FRESH, INTO_MEMORY, PASSED_AS, WITH_NUMBERS, symbol_of
 from stator.runtime.native.values import Handle, Values
 from stator.runtime.plan import CPU, Allocation, Call, View
 from stator.torch_api import (
@@ -47,7 +47,8 @@ KINDS: Final = {
     "uint32_t": "i32",
     "double": "double",
 }
-NAMES: Final = {op: name for op, name in (*INTO_MEMORY.items(), *FRESH.items()) if op is not None}
+TABLES: Final = (INTO_MEMORY, FRESH, WITH_NUMBERS)
+NAMES: Final = {op: name for table in TABLES for op, name in table.items() if op is not None}
 _ON_CUDA_ALONE: Final = re.compile(
     r"_scaled_dot_product_(flash|efficient|cudnn)_attention(_backward)?"
 )
@@ -117,6 +118,7 @@ EXAMPLES: Final[dict[str, tuple[Any, ...]]] = {
     "str": ("none",),
     "Optional[int]": (3, None),
     "Optional[float]": (0.3, None),
+    "Optional[number]": (2, 0.5, None),
     "Optional[bool]": (True, None),
     "Optional[str]": ("tanh", None),
     "List[int]": ([1, 2], [1], []),

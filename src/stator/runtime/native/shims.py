@@ -50,6 +50,16 @@ FRESH: Final[Mapping[Any, str]] = {
     mkl_linear(): "_mkl_linear",
 }
 
+# As above.  Numbers go as doubles, which operators on integers do not take.
+WITH_NUMBERS: Final[Mapping[Any, str]] = {
+    aten.add.Tensor: "add_Tensor",
+    aten.addbmm.default: "addbmm",
+    aten.addmv.default: "addmv",
+    aten.histc.default: "histc",
+    aten.segment_reduce.default: "segment_reduce",
+    aten._addmm_activation.default: "_addmm_activation",
+}
+
 
 def symbol_of(name: str | None, device: torch.device) -> str | None:
     """What torch calls a function on a device, if it has it there."""
@@ -68,6 +78,7 @@ PASSED_AS: Final[Mapping[str, tuple[str, ...]]] = {
     "str": ("ptr",),
     "Optional[int]": ("ptr",),
     "Optional[float]": ("ptr",),
+    "Optional[number]": ("ptr",),
     "Optional[bool]": ("ptr",),
     "Optional[str]": ("ptr",),  # to a string
     "List[int]": ("ptr", "i64"),
