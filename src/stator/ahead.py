@@ -32,14 +32,8 @@ from stator.pipeline import make_tools, plan_library, prepare
 from stator.torch_api import pytree
 
 _OURS: Final = ("output_path", "levels", "linker")
-# What these make is bound to one process, or opaque: it cannot lie in a file.
-_BOUND: Final = (
-    "pack_linear",
-    "pack_convolution",
-    "int8_linear",
-    "int8_convolution",
-    "int8_weight_only",
-)
+# What these choose is measured: it would differ from build to build, and be for this machine.
+_MEASURED: Final = ("pack_linear", "pack_convolution")
 
 
 def aot_compile(
@@ -165,7 +159,7 @@ def compile_library(
 
 def _settled(options: Options) -> Options:
     """Options as far as they are for what lies in a file, and runs without us."""
-    skip = (*options.skip, *_BOUND)
+    skip = (*options.skip, *_MEASURED)
     return replace(options, skip=skip, pack_weights=False, strict=True)
 
 

@@ -284,6 +284,7 @@ def compile_half(
 
 def plan_library(module: fx.GraphModule, ctx: Ctx, name: str = "forward") -> Planned:
     """The graph of a library, rewritten and planned; its kernels are not compiled."""
+    ctx = replace(ctx, has_python=False)
     for node in module.graph.find_nodes(op="placeholder"):
         node.meta.pop(DONATED, None)  # whoever calls a library may keep what he gives
     if ctx.options.freezing:

@@ -33,6 +33,7 @@ class Ctx:
     examples: tuple[Any, ...] = ()  # the user's inputs, where values are compared
     pass_fuel: Fuel = field(default_factory=Fuel)
     kernel_fuel: Fuel = field(default_factory=Fuel)  # for operators that become kernels
+    has_python: bool = True  # where the program runs: otherwise C passes all arguments
 
     @property
     def dump(self) -> Dump:

@@ -84,19 +84,18 @@ def int8_convolution_of_tensors() -> Any:
     return _onednn_int8("qconv_pointwise.tensor")
 
 
-def pack_int8_linear(weight: Tensor, shape: Sequence[int] | None) -> Tensor:
-    """A weight for `int8_linear`; `shape` is that of the input, if it is known."""
-    packed: Tensor = operator_named("onednn::qlinear_prepack")(weight, shape)
-    return packed
+def int8_linear_packer() -> Any:
+    """Packs a weight for `int8_linear`: and the shape of the input, if it is known."""
+    return operator_named("onednn::qlinear_prepack")
 
 
-def pack_int8_convolution(weight: Tensor, scales: Tensor, *shape: Any) -> Tensor:
-    """A weight for `int8_convolution`.
+def int8_convolution_packer() -> Any:
+    """Packs a weight for `int8_convolution`.
 
-    Scale and zero point of the image, stride, padding, dilation, groups, size of the image.
+    Its scales; scale and zero point of the image, stride, padding, dilation, groups, size of the
+    image.
     """
-    packed: Tensor = operator_named("onednn::qconv_prepack")(weight, scales, *shape)
-    return packed
+    return operator_named("onednn::qconv_prepack")
 
 
 def _onednn_int8(name: str) -> Any:

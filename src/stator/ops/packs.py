@@ -6,18 +6,18 @@ return is the library's own; only its own operators read it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from stator.ops.libraries import (
+    int8_convolution_packer,
+    int8_linear_packer,
     pack_convolution,
     pack_for_mkl,
     pack_for_onednn,
-    pack_int8_convolution,
-    pack_int8_linear,
 )
 
 
@@ -49,14 +49,40 @@ def int8_linear_weight(
     weight: Tensor, zero_points: Tensor | None, shape: Sequence[int] | None
 ) -> Tensor:
     """Integers for oneDNN's product with inputs of one size."""
-    return pack_int8_linear(_centred(weight, zero_points), shape)
+    return _packed(PACKING[int8_linear_weight](weight, zero_points, shape))
 
 
 def int8_convolution_weight(
     weight: Tensor, scales: Tensor, zero_points: Tensor | None, image: Sequence[Any], *shape: Any
 ) -> Tensor:
     """Integers for oneDNN's convolution; `image`: the scale and the zero point of the images."""
-    return pack_int8_convolution(_centred(weight, zero_points), scales, *image, *shape)
+    return _packed(PACKING[int8_convolution_weight](weight, scales, zero_points, image, *shape))
+
+
+Packing = tuple[Any, tuple[Any, ...]]
+
+
+def _packed(packing: Packing) -> Tensor:
+    pack, given = packing
+    made: Tensor = pack(*given)
+    return made
+
+
+def _int8_linear(weight: Tensor, zero_points: Tensor | None, shape: Any) -> Packing:
+    return int8_linear_packer(), (_centred(weight, zero_points), shape)
+
+
+def _int8_convolution(
+    weight: Tensor, scales: Tensor, zero_points: Tensor | None, image: Any, *shape: Any
+) -> Packing:
+    return int8_convolution_packer(), (_centred(weight, zero_points), scales, *image, *shape)
+
+
+# What a function above calls in the end, and with what: for those that do it later, elsewhere.
+PACKING: Final[Mapping[Any, Callable[..., Packing]]] = {
+    int8_linear_weight: _int8_linear,
+    int8_convolution_weight: _int8_convolution,
+}
 
 
 def channel_scales(scales: Tensor) -> Tensor:

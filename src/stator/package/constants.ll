@@ -1,6 +1,7 @@
 ; The constants of a container: sets of them on a blob that is a file in memory, or given by others.
 ;
-; A set is one piece of memory: a handle for each constant, then the address of each one's data.
+; A set is one piece of memory: a handle for each constant, then the address of each one's data,
+; then a handle for all that runs pack of them, when it is there.
 
 %constant = type { ptr, i64, i64, i32, i32, i32, i32, ptr, ptr }
 ; name, place in the blob, bytes; type, kind, dimensions, whether it was folded; sizes, strides
@@ -18,7 +19,9 @@ declare i32 @aoti_torch_new_tensor_handle(ptr, ptr) nonlazybind
 define internal ptr @new_set() {
   %count = load i64, ptr @constant_count
   %words = mul i64 %count, 2
-  %more = add i64 %words, 1
+  %packed = load i64, ptr @packed_count
+  %all = add i64 %words, %packed
+  %more = add i64 %all, 1
   %set = call ptr @calloc(i64 %more, i64 8)
   ret ptr %set
 }
@@ -29,6 +32,10 @@ define internal void @free_set(ptr %set) {
 drop:
   %count = load i64, ptr @constant_count
   call void @stator_drop_handles(ptr %set, i64 %count)
+  %words = mul i64 %count, 2
+  %packed_at = getelementptr ptr, ptr %set, i64 %words
+  %packed = load i64, ptr @packed_count
+  call void @stator_drop_handles(ptr %packed_at, i64 %packed)
   call void @free(ptr %set)
   br label %done
 done:

@@ -51,6 +51,12 @@ class Signature:
     count: int  # of all constants
 
 
+def made_once(plan: Plan) -> list[str]:
+    """Inputs of a plan that its own calls make: once for every set of constants."""
+    made = [step.name for step in plan.steps if isinstance(step, Call)]
+    return [name for name in made if name in plan.inputs]
+
+
 def write_library_host(
     plan: Plan, memory: Memory, kernels: Mapping[Kernel, int], signature: Signature, runtime: str
 ) -> str:
@@ -143,10 +149,14 @@ class _LibraryValues(Values):
 class _LibraryCalls(Calls):
     """Calls of torch's C functions, and through its dispatcher."""
 
+    once: dict[str, int] = field(default_factory=dict)  # calls to be made once: words of the set
+
     def run(self, call: Call) -> None:
         """The call; its result becomes a value."""
         places = self.values.places
-        if call.target is operator.getitem and isinstance(places.get(call.args[0].name), Parts):
+        if call.name in self.once:
+            self._run_once(call, self.once[call.name])
+        elif call.target is operator.getitem and isinstance(places.get(call.args[0].name), Parts):
             source = places[call.args[0].name]
             assert isinstance(source, Parts), "it was looked at"
             places[call.name] = Handle(self.part(source, call.args[1]))
@@ -158,6 +168,22 @@ class _LibraryCalls(Calls):
     def check(self, code: str, call: Call, slots: Sequence[Slot]) -> None:
         """What fails ends the run."""
         self.frame.require(self.frame.is_zero(code))
+
+    def _run_once(self, call: Call, word: int) -> None:
+        """The call, unless its result is in the set of constants; of two threads, one puts it."""
+        frame, w = self.frame, self.frame.w
+        at = w.let(f"getelementptr ptr, ptr %constants, i64 {word}")
+        held = w.let(f"load atomic ptr, ptr {at} acquire, align 8")
+        with frame.unless(frame.is_set(held)):
+            self._dispatched(call)
+            made = self.values.places[call.name]
+            assert isinstance(made, Handle), "it returns one tensor"
+            handle = frame.load_handle(made.slot)
+            pair = w.let(f"cmpxchg ptr {at}, ptr null, ptr {handle} acq_rel acquire")
+            is_first = w.let(f"extractvalue {{ ptr, i1 }} {pair}, 1")
+            left = w.let(f"select i1 {is_first}, ptr null, ptr {handle}")
+            w.line(f"store ptr {left}, ptr {frame.handle_at(made.slot)}")
+        self.values.places[call.name] = Borrowed("%constants", word)
 
     def _dispatched(self, call: Call) -> None:
         call = _in_torchs_words(call)
@@ -195,7 +221,8 @@ class _LibraryHost(Host):
         callers = frozenset(self.plan.inputs)
         self.values = _LibraryValues(self.frame, self.plan.layouts, written, callers)
         self.values.constants = self.signature.added
-        self.calls = _LibraryCalls(self.frame, self.values)
+        words = enumerate(made_once(self.plan), 2 * self.signature.count)
+        self.calls = _LibraryCalls(self.frame, self.values, {name: word for word, name in words})
 
     def text(self, runtime: str) -> str:
         """The function, without what `runtime` declares already."""

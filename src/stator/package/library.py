@@ -12,10 +12,11 @@ from torch import fx
 
 from stator.codegen.llvm.jit import compile_kernels, compile_text
 from stator.errors import Unsupported
-from stator.graph.recipe import Constants
+from stator.graph.recipe import Constants, Recipe
 from stator.lower.sizes import Sizes
+from stator.ops.packs import PACKING
 from stator.package.blob import Blob
-from stator.package.host import Input, Signature, write_library_host
+from stator.package.host import Input, Signature, made_once, write_library_host
 from stator.package.numbers import numbers_as_tensors
 from stator.package.planned import Planned
 from stator.package.program import Constant, Exported, Graph
@@ -27,6 +28,7 @@ from stator.package.tables import (
     runtime_text,
     tables_text,
 )
+from stator.runtime.plan import Call
 from stator.runtime.plan import Constant as ConstantStep
 from stator.torch_api import pytree, size_bounds
 
@@ -55,10 +57,11 @@ def write_library(
     exported: Exported, graph: Graph, planned: Planned, blob: Blob, levels: Sequence[int]
 ) -> Library:
     """Compile all that a library is linked of; its constants go to the blob."""
-    numbers = _numbered(exported, planned.constants, graph.module, blob)
+    numbers, packing = _numbered(exported, planned.constants, graph.module, blob)
+    plan = replace(planned.plan, steps=(*packing, *planned.plan.steps))
     inputs = _inputs(exported, graph)
     names = _names(exported, inputs, graph)
-    code = write_code(planned, (inputs, numbers), blob, names, levels)
+    code = write_code(replace(planned, plan=plan), (inputs, numbers), blob, names, levels)
     return Library(code, names, tuple(inputs.values()), exported.arguments, graph.outputs)
 
 
@@ -79,9 +82,10 @@ def write_code(
     places = {kernel: number for number, kernel in enumerate(plan.entries)}
     runtime = runtime_text()
     told = Signature(inputs, numbers, dict(zip(map(id, added), own, strict=True)), len(blob.held))
+    packed = len(made_once(plan))
     parts = (
         runtime,
-        tables_text(blob.held, blob.size, names, len(places), levels),
+        tables_text((blob.held, packed), blob.size, names, len(places), levels),
         write_library_host(plan, planned.memory, places, told, runtime),
     )
 
@@ -97,24 +101,45 @@ def write_code(
 
 def _numbered(
     exported: Exported, made: Constants, module: fx.GraphModule, blob: Blob
-) -> dict[str, int]:
-    """Placeholders that are constants, by number."""
+) -> tuple[dict[str, int], list[Call]]:
+    """Placeholders that are constants, by number; and calls that make those that are packed."""
     nodes = module.graph.find_nodes(op="placeholder")
     kept = made.arguments
     found: dict[str, Constant] = {}
+    packing: list[Call] = []
     for node, position in zip(nodes, kept, strict=False):
         if position in exported.constants:
             found[node.name] = exported.constants[position]
     for number, recipe in enumerate(made.recipes):
         node = nodes[len(kept) + number]
         sources = [exported.constants[index] for index in recipe.weights]
+        if recipe.steps and recipe.steps[-1].target in PACKING:
+            call, plain = _packing(node.name, recipe, [source.value for source in sources])
+            packing.append(call)
+            for place, value in plain.items():
+                found[place] = Constant(f"_folded_{place}", value, FOLDED)
+            continue
         value = recipe.make([source.value for source in sources])
         if value.layout is not torch.strided:
             raise Unsupported("package", f"{node.name} is packed, and cannot lie in a file")
         name = sources[0].name if not recipe.steps else f"_folded_{number}"
         kind = FOLDED if recipe.steps else sources[0].kind
         found[node.name] = Constant(name, value, kind)
-    return dict(zip(found, blob.add(list(found.values())), strict=True))
+    return dict(zip(found, blob.add(list(found.values())), strict=True)), packing
+
+
+def _packing(
+    name: str, recipe: Recipe, weights: Sequence[torch.Tensor]
+) -> tuple[Call, dict[str, torch.Tensor]]:
+    """A call that packs where the library runs, and the tensors that it takes, by name."""
+    *before, last = recipe.steps
+    steps = (*before, replace(last, target=PACKING[last.target]))
+    told: Any = replace(recipe, steps=steps).make(weights)
+    pack, given = told
+    plain = {f"{name}_{i}": value for i, value in enumerate(given) if torch.is_tensor(value)}
+    nodes = {place: fx.Graph().placeholder(place) for place in plain}
+    args = tuple(nodes.get(f"{name}_{i}", value) for i, value in enumerate(given))
+    return Call(name, pack, args, {}), plain
 
 
 def _inputs(exported: Exported, graph: Graph) -> dict[str, Input]:

@@ -73,9 +73,14 @@ def _string(name: str, text: str) -> str:
 
 
 def tables_text(
-    held: Sequence[Held], blob: int, names: Names, kernels: int, levels: Sequence[int]
+    constants: tuple[Sequence[Held], int],
+    blob: int,
+    names: Names,
+    kernels: int,
+    levels: Sequence[int],
 ) -> str:
-    """LLVM text of the tables of one library."""
+    """LLVM text of the tables of one library; `constants`: and how many more are made of them."""
+    held, packed = constants
     lines = [
         *_names("input", names.inputs),
         *_names("output", names.outputs),
@@ -83,6 +88,7 @@ def tables_text(
         _string("in_spec", names.in_spec),
         _string("out_spec", names.out_spec),
         f"@constant_count = internal constant i64 {len(held)}",
+        f"@packed_count = internal constant i64 {packed}",
         f"@blob_bytes = internal constant i64 {blob}",
         *_constants(held),
         *_kernels(kernels, levels),

@@ -16,7 +16,7 @@ from stator.ops.libraries import int8_convolution as onednn_convolution
 from stator.ops.libraries import int8_convolution_of_tensors
 from stator.ops.packs import int8_convolution_weight
 from stator.ops.quantize import quantized
-from stator.passes.freezing.quantized import FLOATS, Integers, IntegerWeight, Tail, moved
+from stator.passes.freezing.quantized import BOUNDED, FLOATS, Integers, IntegerWeight, Tail, moved
 from stator.passes.freezing.take_constants import constant_nodes
 
 aten = torch.ops.aten
@@ -57,7 +57,8 @@ def int8_convolution(graph: fx.Graph, ctx: Ctx) -> int:
             continue
         if ctx.fuel.spend(f"int8_convolution: {node.name}"):
             plain = found.image.is_dynamic or node.meta["val"].dim() != 4
-            tail = Tail.of([node], frozenset() if plain else INSIDE)
+            inside = INSIDE if ctx.has_python else INSIDE - BOUNDED
+            tail = Tail.of([node], frozenset() if plain else inside)
             ctx.record.notes.append(f"{node.name} {tail.told()}")
             _rewrite(found, tail)
             changed += 1

@@ -16,6 +16,7 @@ from stator.ops.libraries import int8_linear_of_tensors
 from stator.ops.packs import int8_linear_weight
 from stator.ops.quantize import DEQUANTIZERS
 from stator.passes.freezing.quantized import (
+    BOUNDED,
     FLOATS,
     Integers,
     IntegerWeight,
@@ -63,7 +64,8 @@ def int8_linear(graph: fx.Graph, ctx: Ctx) -> int:
             ctx.record.notes.append(f"{node.name} is not int8: {product}")
             continue
         if ctx.fuel.spend(f"int8_linear: {node.name}"):
-            names = frozenset() if product.x.is_dynamic else INSIDE
+            inside = INSIDE if ctx.has_python else INSIDE - BOUNDED
+            names = frozenset() if product.x.is_dynamic else inside
             tail = Tail.of(product.nodes, names)
             ctx.record.notes.append(f"{node.name} {tail.told()}")
             _rewrite(product, tail)

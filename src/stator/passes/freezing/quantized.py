@@ -164,6 +164,8 @@ class Activation:
         return None if name is None else Activation(name)
 
 
+# Those with numbers, which reach oneDNN's operators on integers from Python alone.
+BOUNDED: Final = frozenset({"hardtanh"})
 ACTIVATIONS: Final[Mapping[Any, str]] = {
     aten.relu.default: "relu",
     aten.silu.default: "swish",
