@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-import torch
-
+from stator.codegen.llvm.jit import compile_text
 from stator.errors import CompileError
 
 LINKERS: Final = ("ld", "ld.lld", "ld.gold", "mold")
+_TORCH: Final = "libtorch_cpu.so"
 # What others may call; kernels and all else stay inside.
 _EXPORTS: Final = "{ global: AOTInductor*; stator_open; stator_run; stator_level; local: *; };\n"
 
@@ -25,27 +25,33 @@ def find_linker() -> str | None:
 
 def link(linker: str, objects: Sequence[bytes]) -> bytes:
     """A library that finds torch in the process, or beside itself."""
-    with tempfile.TemporaryDirectory() as folder:
-        names = []
-        for number, data in enumerate(objects):
-            names.append(f"{number}.o")
-            (Path(folder) / names[-1]).write_bytes(data)
-        (Path(folder) / "exports").write_text(_EXPORTS)
-        command = [
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        names = [f"{number}.o" for number in range(len(objects))]
+        for file, data in zip(names, objects, strict=True):
+            (folder / file).write_bytes(data)
+        (folder / "exports").write_text(_EXPORTS)
+        # In the place of torch's library, which takes a tenth of a second to read: of a shared
+        # library that it needs, a linker writes down no more than the name.
+        (folder / "nothing.o").write_bytes(compile_text(""))
+        _run(linker, folder, f"-soname={_TORCH}", "nothing.o", "-o", _TORCH)
+        _run(
             linker,
-            "-shared",
+            folder,
             "-soname=stator_model.so",
             "-znodelete",  # tensors on its memory may be the last that a process lets go of
             "-znow",
             "--version-script=exports",
-            "-L",
-            str(Path(torch.__file__).parent / "lib"),
             *names,
-            "-ltorch_cpu",
-            "-o",
-            "model.so",
-        ]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise CompileError("link", f"{linker} failed: {done.stderr.strip()}")
-        return (Path(folder) / "model.so").read_bytes()
+            "--no-as-needed",
+            _TORCH,
+            *("-o", "model.so"),
+        )
+        return (folder / "model.so").read_bytes()
+
+
+def _run(linker: str, folder: Path, *options: str) -> None:
+    command = [linker, "-shared", *options]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise CompileError("link", f"{linker} failed: {done.stderr.strip()}")
