@@ -61,6 +61,7 @@ from stator.passes.joint.fold_uniform import fold_uniform
 from stator.passes.joint.pad_mm import pad_mm
 from stator.passes.joint.seed_random import seed_random
 from stator.passes.joint.spell_softmax import spell_softmax
+from stator.passes.post_grad.add_into_convolution import add_into_convolution
 from stator.passes.post_grad.cancel_cat_split import cancel_cat_split
 from stator.passes.post_grad.drop_vectors import drop_vectors
 from stator.passes.post_grad.fold_cumsum import fold_cumsum
@@ -146,6 +147,7 @@ POST_GRAD: Final[tuple[GraphPass, ...]] = (
     linear_to_onednn,
     fuse_conv_activation,
     pack_convolution,  # with the activation inside
+    add_into_convolution,  # of those that oneDNN computes
     hold_to_promise,  # late: what others might move or merge stands between
     reorder_for_memory,  # last: it counts what is left
 )

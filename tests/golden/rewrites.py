@@ -30,6 +30,7 @@ from stator.passes.joint.fold_uniform import fold_uniform
 from stator.passes.joint.pad_mm import pad_mm
 from stator.passes.joint.seed_random import seed_random
 from stator.passes.joint.spell_softmax import spell_softmax
+from stator.passes.post_grad.add_into_convolution import add_into_convolution
 from stator.passes.post_grad.cancel_cat_split import cancel_cat_split
 from stator.passes.post_grad.drop_vectors import drop_vectors
 from stator.passes.post_grad.fold_cumsum import fold_cumsum
@@ -156,6 +157,12 @@ def activated_image(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
     return F.silu(F.conv2d(x, w, bias, padding=1))
 
 
+def added_images(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    convolve = torch.ops.mkldnn._convolution_pointwise
+    y, z = (convolve(x, one, None, [0, 0], [1, 1], [1, 1], 1, "none", [], "") for one in (w, v))
+    return y + z + x
+
+
 def foretold(x: Tensor) -> Tensor:
     return torch.ops.stator_golden.twice(x).sin()
 
@@ -241,6 +248,7 @@ TRACED: Final = (  # over a graph of ATen operators
         floats((16, DEPTH), (LARGE_WEIGHT // DEPTH, DEPTH), (LARGE_WEIGHT // DEPTH,)),
     ),
     Example(fuse_conv_activation, activated_image, floats((1, 3, 64, 64), (64, 3, 3, 3), (64,))),
+    Example(add_into_convolution, added_images, floats((1, 3, 8, 8), (3, 3, 1, 1), (3, 3, 1, 1))),
     Example(drop_casts, there_and_back, floats((2, 3))),
     Example(
         fold_batch_norm,

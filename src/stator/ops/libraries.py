@@ -21,6 +21,16 @@ def onednn_convolution() -> Any:
     return _onednn("_convolution_pointwise")
 
 
+def onednn_convolution_plus() -> Any:
+    """The same, with a tensor that is added."""
+    return _onednn("_convolution_pointwise.binary")
+
+
+def onednn_convolution_onto() -> Any:
+    """The same, which stores into the tensor that it adds."""
+    return _onednn("_convolution_pointwise_.binary")
+
+
 def mkl_linear() -> Any:
     """MKL's x @ w.t() + b on a packed weight; None where torch was built without it."""
     if not torch.backends.mkl.is_available() or onednn_linear() is None:
@@ -69,11 +79,6 @@ def int8_linear_of_tensors() -> Any:
     return _onednn_int8("qlinear_pointwise.tensor")
 
 
-def int8_linear_plus() -> Any:
-    """The same, with a tensor that is added."""
-    return _onednn_int8("qlinear_pointwise.binary")
-
-
 def int8_convolution() -> Any:
     """oneDNN's convolution of integers, with an activation behind it; None as above."""
     return _onednn_int8("qconv_pointwise")
@@ -82,6 +87,11 @@ def int8_convolution() -> Any:
 def int8_convolution_of_tensors() -> Any:
     """The same, where the scale of the image is known at run time alone."""
     return _onednn_int8("qconv_pointwise.tensor")
+
+
+def int8_convolution_onto() -> Any:
+    """The same as `int8_convolution`, which adds to a tensor of integers where that lies."""
+    return _onednn_int8("qconv2d_pointwise.binary")
 
 
 def pack_int8_linear(weight: Tensor, shape: Sequence[int] | None) -> Tensor:
