@@ -128,6 +128,16 @@ def test_kernels_have_code_and_times(graph: Any) -> None:
             assert kernel["name"] in half["steps"][kernel["step"]]
 
 
+def test_kernels_for_a_gpu_show_what_triton_compiles() -> None:
+    pytest.importorskip("triton")
+    found = stator.explain(
+        torch.nn.functional.gelu, torch.randn(4, 5), options={"codegen": "triton"}
+    )
+    half = found.data["graphs"][0]["halves"][0]
+    assert half["language"] == "Triton"
+    assert "tl.load(" in half["code"][0]
+
+
 def test_bytes_are_those_of_the_tensors() -> None:
     with collected_records() as records:
         compiled = torch.compile(

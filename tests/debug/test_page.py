@@ -112,7 +112,7 @@ def test_a_kernel_leads_to_operators_lines_and_code_and_back(seen: Opened) -> No
 
     assert f"kernel {kernel}" in page.inner_text("pre.loops")
     page.click("summary:has-text('LLVM')")
-    assert "define" in page.inner_text("pre.llvm")
+    assert "define" in page.inner_text("pre.code")
 
     page.click("h3:has-text('Operators') + ul a")  # to the node in its graph
     page.wait_for_timeout(200)
