@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import stator
 from stator.ops.libraries import mkl_linear, onednn_linear
 from stator.passes.freezing.pack_convolution import pack_convolution
 from stator.passes.freezing.pack_linear import pack_linear
+from tests.passes.freezing.accuracy import folded
 from tests.passes.freezing.graphs import rewritten, run_with_constants
 from tests.passes.freezing.ways import expected_ways
 
@@ -92,21 +96,45 @@ def test_what_is_slower_packed_stays_and_says_so() -> None:
 @pytest.mark.parametrize("groups", [1, 4, 8])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_convolutions_read_packed_weights(
-    groups: int, layout: torch.memory_format, biased: bool
+    groups: int, layout: torch.memory_format, biased: bool, dtype: torch.dtype
 ) -> None:
     def convolved(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
         return F.conv2d(x, w, b if biased else None, stride=2, padding=1, groups=groups)
 
-    x = torch.randn(2, 8, 15, 14).contiguous(memory_format=layout)
-    w, b = torch.randn(16, 8 // groups, 3, 3), torch.randn(16)
+    x = torch.randn(2, 8, 15, 14).to(dtype).contiguous(memory_format=layout)
+    w, b = torch.randn(16, 8 // groups, 3, 3).to(dtype), torch.randn(16).to(dtype)
     with expected_ways():
-        module, ctx = rewritten(convolved, (x, w, b), (1, 2), pack_convolution)
-    assert "packed by oneDNN" in ctx.record.notes[0]
-    found, constants = run_with_constants(module, (x, w, b))
+        calls, (note,) = folded(convolved, (x, w, b), pack_convolution)
 
-    assert any("convolution_weight" in recipe.text for recipe in constants.recipes)
-    torch.testing.assert_close(found[0], convolved(x, w, b))
+    assert "packed by oneDNN" in note
+    assert calls[0] == "mkldnn._convolution_pointwise.default"
+
+
+def as_it_is(image: Tensor) -> Tensor:
+    return image
+
+
+@pytest.mark.parametrize("size", [(1, 1, 9, 8), (2, 4, 5, 6), (2, 4, 1, 9)])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("behind", [as_it_is, F.gelu])
+@pytest.mark.parametrize("freezing", [False, True])
+def test_a_packed_convolution_gives_its_image_as_eager_lays_it_out(
+    size: tuple[int, ...],
+    layout: torch.memory_format,
+    behind: Callable[[Tensor], Tensor],
+    freezing: bool,
+) -> None:
+    window = torch.nn.Conv2d(size[1], size[1], (min(size[2], 3), 3)).eval()
+    x = torch.randn(size).contiguous(memory_format=layout)
+    torch._dynamo.reset()
+    with torch.no_grad(), expected_ways():
+        eager, found = (
+            behind(window(x)),
+            stator.compile(lambda image: behind(window(image)), freezing=freezing, cache=False)(x),
+        )
+    torch.testing.assert_close(found, eager, check_stride=True)
 
 
 def test_a_transposed_convolution_is_left_alone_and_says_why() -> None:

@@ -31,6 +31,11 @@ def fastest(key: Hashable, make: Callable[[], Ways]) -> tuple[str, dict[str, flo
     return _verdicts[key]
 
 
+def in_words(seconds: Mapping[str, float]) -> str:
+    """How long each way took."""
+    return ", ".join(f"{name} {1e3 * taken:.2f} ms" for name, taken in seconds.items())
+
+
 def _measured(ways: Ways) -> tuple[str, dict[str, float]]:
     seconds = {name: float("inf") for name in ways}
     working = {}
