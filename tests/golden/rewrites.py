@@ -163,6 +163,10 @@ def added_images(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
     return y + z + x
 
 
+def halved_and_doubled(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    return F.conv_transpose2d(F.conv2d(x, w, stride=2), v, stride=2)
+
+
 def foretold(x: Tensor) -> Tensor:
     return torch.ops.stator_golden.twice(x).sin()
 
@@ -277,8 +281,8 @@ TRACED: Final = (  # over a graph of ATen operators
     Example(pack_linear, large_linear, floats((16, 256), (512, 256), (512,)), weights=(1, 2)),
     Example(
         pack_convolution,
-        activated_image,
-        floats((1, 3, 64, 64), (64, 3, 3, 3), (64,)),
+        halved_and_doubled,
+        floats((1, 3, 8, 8), (4, 3, 2, 2), (4, 3, 2, 2)),
         weights=(1, 2),
     ),
     Example(drop_vectors, torch.linalg.svdvals, floats((3, 3))),

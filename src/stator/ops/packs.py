@@ -18,6 +18,7 @@ from stator.ops.libraries import (
     pack_for_onednn,
     pack_int8_convolution,
     pack_int8_linear,
+    pack_transposed_convolution,
 )
 
 
@@ -43,6 +44,11 @@ def onednn_convolution_weight(
     last = torch.channels_last if weight.dim() == 4 else torch.channels_last_3d
     laid = weight.contiguous(memory_format=last) if weight.dim() > 3 else weight.contiguous()
     return pack_convolution(laid, padding, stride, dilation, groups, image)
+
+
+def onednn_transposed_convolution_weight(weight: Tensor, *shape: int | Sequence[int]) -> Tensor:
+    """The same for its transposed convolution: padding, that of the result, stride, …."""
+    return pack_transposed_convolution(weight.contiguous(), *shape)
 
 
 def int8_linear_weight(
@@ -90,6 +96,7 @@ PACKS: Final = frozenset(
         mkl_linear_weight,
         onednn_linear_weight,
         onednn_convolution_weight,
+        onednn_transposed_convolution_weight,
         int8_linear_weight,
         int8_convolution_weight,
         channel_scales,

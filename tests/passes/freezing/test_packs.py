@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -137,15 +138,73 @@ def test_a_packed_convolution_gives_its_image_as_eager_lays_it_out(
     torch.testing.assert_close(found, eager, check_stride=True)
 
 
-def test_a_transposed_convolution_is_left_alone_and_says_why() -> None:
-    def convolved(x: Tensor, w: Tensor) -> Tensor:
-        return F.conv_transpose2d(x, w)
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {},
+        {"stride": 2, "padding": 1, "output_padding": 1},
+        {"stride": (3, 2), "padding": (0, 1), "output_padding": (2, 0)},
+        {"stride": 2, "groups": 4},
+        {"stride": 2, "groups": 8},
+        {"dilation": 2},
+        {"stride": 2, "padding": 4},  # more than the window: its result is smaller
+    ],
+)
+def test_transposed_convolutions_read_packed_weights(
+    shape: dict[str, Any], biased: bool, dtype: torch.dtype, layout: torch.memory_format
+) -> None:
+    def convolved(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return F.conv_transpose2d(x, w, b if biased else None, **shape)
 
+    x = torch.randn(2, 8, 9, 7).to(dtype).contiguous(memory_format=layout)
+    groups = shape.get("groups", 1)
+    w, b = torch.randn(8, 16 // groups, 3, 3).to(dtype), torch.randn(16).to(dtype)
     with expected_ways():
-        _, ctx = rewritten(
-            convolved, (torch.randn(1, 4, 5, 5), torch.randn(4, 3, 3, 3)), (1,), pack_convolution
+        calls, (note,) = folded(convolved, (x, w, b), pack_convolution)
+
+    assert "packed by oneDNN" in note
+    assert calls[0] == "mkldnn._convolution_transpose_pointwise.default"
+
+
+@pytest.mark.parametrize(
+    ("size", "shape", "reason"),
+    [
+        ((1, 4, 5, 5), {"dilation": 3, "output_padding": 2}, "padded by a stride"),
+        ((1, 4, 5, 5, 5), {}, "not one of images"),
+        ((1, 4, 5), {}, "not one of images"),
+    ],
+)
+def test_a_transposed_convolution_that_is_not_packed_says_why(
+    size: tuple[int, ...], shape: dict[str, Any], reason: str
+) -> None:
+    window = (4, 3, *[3] * (len(size) - 2))
+    function = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}[len(size) - 2]
+    with expected_ways():
+        calls, (note,) = folded(
+            lambda x, w: function(x, w, **shape),
+            (torch.randn(size), torch.randn(window)),
+            pack_convolution,
         )
-    assert "transposed" in ctx.record.notes[0]
+    assert reason in note
+    assert calls == ["aten.convolution.default"]
+
+
+@pytest.mark.parametrize("freezing", [False, True])
+def test_new_weights_of_a_transposed_convolution_are_packed_anew(freezing: bool) -> None:
+    window = torch.nn.ConvTranspose2d(8, 8, 3, stride=2).eval()
+    x, new = torch.randn(2, 8, 9, 7), torch.randn(8, 8, 3, 3)
+    with torch.no_grad(), expected_ways():
+        compiled = stator.compile(window, freezing=freezing, cache=False)
+        torch.testing.assert_close(compiled(x), window(x), check_stride=True)
+        if freezing:
+            stator.update_weights(compiled, {"weight": new})
+        else:
+            window.weight.copy_(new)
+        expected = F.conv_transpose2d(x, new, window.bias, stride=2)
+        torch.testing.assert_close(compiled(x), expected, check_stride=True)
 
 
 def test_a_bias_that_a_kernel_can_add_in_passing_is_not_laid_out_by_mkl() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -10,8 +12,8 @@ import torch
 from torch import fx
 
 from stator.graph.run import Ctx
-from stator.ops.libraries import onednn_convolution
-from stator.ops.packs import onednn_convolution_weight
+from stator.ops.libraries import onednn_convolution, onednn_transposed_convolution
+from stator.ops.packs import onednn_convolution_weight, onednn_transposed_convolution_weight
 from stator.passes.freezing.measure import Ways, fastest, in_words
 from stator.passes.freezing.take_constants import constant_nodes
 
@@ -27,8 +29,19 @@ class Convolution:
 
     node: fx.Node
     is_transposed: bool
-    shape: tuple[Any, Any, Any, Any]  # padding, stride, dilation, groups
+    shape: tuple[Any, ...]  # padding, that of the result if it is a transposed one, stride, …
     behind: tuple[Any, ...] = ("none", [], "")  # the activation
+
+    @property
+    def call(self) -> Any:
+        """The library's operator."""
+        return onednn_transposed_convolution() if self.is_transposed else onednn_convolution()
+
+    @property
+    def pack(self) -> Callable[..., torch.Tensor]:
+        """What packs its weight."""
+        transposed, plain = onednn_transposed_convolution_weight, onednn_convolution_weight
+        return transposed if self.is_transposed else plain
 
     @property
     def layout(self) -> torch.memory_format | None:
@@ -44,7 +57,7 @@ def pack_convolution(graph: fx.Graph, ctx: Ctx) -> int:
 
     before: y = convolution(x, w, b, …)                  w: a weight, x: channels last
     after:  y = _convolution_pointwise(x, onednn_convolution_weight(w, …), b, …, "none", [], "")
-    An image by rows gives one with its channels last, which is cloned.
+    Transposed ones likewise.  An image by rows gives one with its channels last, which is cloned.
     """
     settled = constant_nodes(graph)
     if onednn_convolution() is None or not settled:
@@ -70,8 +83,9 @@ def _convolution(node: fx.Node) -> Convolution | None:
     if node.op != "call_function":
         return None
     if node.target is aten.convolution.default:
-        stride, padding, dilation, is_transposed, _, groups = node.args[3:]
-        return Convolution(node, is_transposed, (padding, stride, dilation, groups))
+        stride, padding, dilation, is_transposed, beyond, groups = node.args[3:]
+        more = (beyond,) if is_transposed else ()
+        return Convolution(node, is_transposed, (padding, *more, stride, dilation, groups))
     if node.target is onednn_convolution():
         return Convolution(node, False, node.args[3:-3], node.args[-3:])
     return None
@@ -81,13 +95,13 @@ def _why_not(found: Convolution) -> str | None:
     image, weight = (source.meta["val"] for source in found.node.args[:2])
     if image.device.type != "cpu" or image.dtype not in FLOATS or weight.dtype is not image.dtype:
         return "it is not of float32 or bfloat16 on the CPU"
-    if found.is_transposed:
-        return "it is a transposed one"
     if image.dim() != 4 or not all(isinstance(n, int) for n in (*image.size(), *image.stride())):
         return "it is not one of images whose sizes are known"
     if not any(image.is_contiguous(memory_format=layout) for layout in LAYOUTS):
         return "its image lies in an order of its own"
-    key = ("convolution", *map(_kind, found.node.args[:3]), str((found.shape, found.behind)))
+    if found.is_transposed and any(map(operator.ge, *found.shape[1:3])):
+        return "its result is padded by a stride or more"  # oneDNN takes no such one
+    key = (found.pack, *map(_kind, found.node.args[:3]), str((found.shape, found.behind)))
     way, seconds = fastest(key, lambda: _ways(found))
     return f"it is no faster ({in_words(seconds)})" if way == "plain" else None
 
@@ -99,11 +113,11 @@ def _kind(source: fx.Node | None) -> Any:
 
 def _ways(found: Convolution) -> Ways:
     x, weight, bias = map(_like, found.node.args[:3])
-    packed = onednn_convolution_weight(weight, *found.shape, list(x.size()))
+    packed = found.pack(weight, *found.shape, list(x.size()))
     layout = found.layout
 
     def convolved() -> torch.Tensor:
-        result: torch.Tensor = onednn_convolution()(x, packed, bias, *found.shape, *found.behind)
+        result: torch.Tensor = found.call(x, packed, bias, *found.shape, *found.behind)
         return result if layout is None else result.clone(memory_format=layout)
 
     plain = partial(found.node.target, x, weight, bias, *found.node.args[3:])
@@ -122,11 +136,9 @@ def _rewrite(found: Convolution) -> None:
     x, weight, bias = node.args[:3]
     with graph.inserting_before(node):
         image = list(x.meta["val"].size())
-        packed = graph.call_function(onednn_convolution_weight, (weight, *found.shape, image))
+        packed = graph.call_function(found.pack, (weight, *found.shape, image))
         packed.meta = {"val": weight.meta["val"]}  # its sizes; nobody but the library reads it
-        result = graph.call_function(
-            onednn_convolution(), (x, packed, bias, *found.shape, *found.behind)
-        )
+        result = graph.call_function(found.call, (x, packed, bias, *found.shape, *found.behind))
         result.meta = {**node.meta, "val": _channels_last(node.meta["val"])}
         if layout is not None:
             result = graph.call_function(aten.clone.default, (result,), {"memory_format": layout})
