@@ -67,6 +67,17 @@ def pack_transposed_convolution(weight: Tensor, *shape: int | Sequence[int]) -> 
     return packed
 
 
+def pack_lstm(weights: tuple[Tensor, Tensor], *shape: Any) -> Sequence[Tensor]:
+    """Weights for a layer of an LSTM, of its input and of its state.
+
+    Hidden size, whether it runs backward, has biases, has batches first, size of the input or None.
+    """
+    packed: Sequence[Tensor] = operator_named("mkldnn::_reorder_mkldnn_rnn_layer_weight")(
+        *weights, *shape
+    )
+    return packed
+
+
 def _onednn(name: str) -> Any:
     if not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled):
         return None

@@ -14,7 +14,7 @@ from torch import fx
 from stator.graph.run import Ctx
 from stator.ops.libraries import onednn_convolution, onednn_transposed_convolution
 from stator.ops.packs import onednn_convolution_weight, onednn_transposed_convolution_weight
-from stator.passes.freezing.measure import Ways, fastest, in_words
+from stator.passes.freezing.measure import Ways, example, fastest, in_words, kind_of
 from stator.passes.freezing.take_constants import constant_nodes
 
 aten = torch.ops.aten
@@ -101,18 +101,13 @@ def _why_not(found: Convolution) -> str | None:
         return "its image lies in an order of its own"
     if found.is_transposed and any(map(operator.ge, *found.shape[1:3])):
         return "its result is padded by a stride or more"  # oneDNN takes no such one
-    key = (found.pack, *map(_kind, found.node.args[:3]), str((found.shape, found.behind)))
+    key = (found.pack, *map(kind_of, found.node.args[:3]), str((found.shape, found.behind)))
     way, seconds = fastest(key, lambda: _ways(found))
     return f"it is no faster ({in_words(seconds)})" if way == "plain" else None
 
 
-def _kind(source: fx.Node | None) -> Any:
-    value = None if source is None else source.meta["val"]
-    return None if value is None else (value.dtype, tuple(value.size()), tuple(value.stride()))
-
-
 def _ways(found: Convolution) -> Ways:
-    x, weight, bias = map(_like, found.node.args[:3])
+    x, weight, bias = map(example, found.node.args[:3])
     packed = found.pack(weight, *found.shape, list(x.size()))
     layout = found.layout
 
@@ -122,13 +117,6 @@ def _ways(found: Convolution) -> Ways:
 
     plain = partial(found.node.target, x, weight, bias, *found.node.args[3:])
     return {"packed": convolved, "plain": plain}
-
-
-def _like(source: fx.Node | None) -> Any:
-    value = None if source is None else source.meta["val"]
-    if value is None:
-        return None
-    return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype).fill_(0.5)
 
 
 def _rewrite(found: Convolution) -> None:

@@ -54,6 +54,7 @@ FRESH: Final[Mapping[Any, str]] = {
     onednn_convolution(): "mkldnn__convolution_pointwise",
     onednn_transposed_convolution(): "mkldnn__convolution_transpose_pointwise",
     mkl_linear(): "_mkl_linear",
+    aten.mkldnn_rnn_layer.default: "mkldnn_rnn_layer",
 }
 
 
