@@ -25,8 +25,9 @@ function overviewView(graph, data) {
     graph.fallback ? h("p", {}, h("b", {}, "Runs in eager mode: "), graph.fallback) : null,
     graph.notes.length ? h("details", {}, h("summary", {}, `Notes (${graph.notes.length})`),
       h("ul", {}, graph.notes.slice(0, 200).map((note) => h("li", {}, note)))) : null,
-    data.recompilations.length ? [h("h2", {}, "Compiled again"), h("table", {}, data.recompilations.map((one) =>
-      h("tr", {}, h("td", { class: "mono" }, `${one.function} ${short(one.line)}`), h("td", {}, one.reason))))] : null,
+    [["Compiled again", data.recompilations], ["Left to eager", data.uncaptured]].map(([title, frames]) =>
+      frames.length ? [h("h2", {}, title), h("table", {}, frames.map((one) =>
+        h("tr", {}, h("td", { class: "mono" }, `${one.function} ${short(one.line)}`), h("td", {}, one.reason))))] : null),
     h("h2", {}, "Hot steps"), steps.length ? bars(links, hot[0].least, "hot")
       : h("p", { class: "soft" }, "Nothing was measured: the program did not run as native code."),
     h("h2", {}, "Stages"), stagesView(graph));
