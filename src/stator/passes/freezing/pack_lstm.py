@@ -21,6 +21,10 @@ aten = torch.ops.aten
 
 FLOATS: Final = (torch.float32, torch.bfloat16)
 LSTM: Final = 2  # among the kinds of networks that the operator knows
+STEP_BY_STEP: Final = (
+    "it is traced step by step: oneDNN has LSTMs of float32 and bfloat16 on the CPU, without "
+    "projections, of sequences of one length"
+)
 
 
 def pack_lstm(graph: fx.Graph, ctx: Ctx) -> int:
@@ -52,8 +56,7 @@ def _step_by_step(graph: fx.Graph, layers: Iterable[fx.Node]) -> list[str]:
     """What is to be said of LSTMs that torch traced as the many operators of their steps."""
     whole = set(map(_module, layers))
     apart = dict.fromkeys(filter(None, map(_module, graph.nodes)))
-    reason = "it is traced step by step: it has projections, or a type that oneDNN has no LSTM for"
-    return [f"{name} not packed: {reason}" for name in apart if name not in whole]
+    return [f"{name} not packed: {STEP_BY_STEP}" for name in apart if name not in whole]
 
 
 def _module(node: fx.Node) -> str | None:
