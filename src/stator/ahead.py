@@ -33,6 +33,7 @@ _OURS: Final = ("output_path", "levels", "linker")
 _BOUND: Final = (
     "pack_linear",
     "pack_convolution",
+    "pack_lstm",
     "int8_linear",
     "int8_convolution",
     "int8_weight_only",

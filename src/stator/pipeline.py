@@ -54,6 +54,7 @@ from stator.passes.freezing.int8_weight_only import int8_weight_only
 from stator.passes.freezing.join_linears import join_linears
 from stator.passes.freezing.pack_convolution import pack_convolution
 from stator.passes.freezing.pack_linear import pack_linear
+from stator.passes.freezing.pack_lstm import pack_lstm
 from stator.passes.freezing.take_constants import take_constants
 from stator.passes.joint.channels_last import channels_last
 from stator.passes.joint.drop_noops import drop_noops
@@ -148,6 +149,7 @@ POST_GRAD: Final[tuple[GraphPass, ...]] = (
     fuse_conv_activation,
     pack_convolution,  # with the activation inside
     add_into_convolution,  # of those that oneDNN computes
+    pack_lstm,
     hold_to_promise,  # late: what others might move or merge stands between
     reorder_for_memory,  # last: it counts what is left
 )

@@ -289,6 +289,21 @@ def test_a_program_in_the_cache_is_a_hit_and_explained_all_the_same(tmp_path: Pa
     assert "cache: hit, but compiled anew" in str(second)
 
 
+def test_what_dynamo_leaves_to_eager_is_told_with_its_reason() -> None:
+    network = torch.nn.LSTM(4, 4)
+
+    def networked(x: Tensor) -> Tensor:
+        outputs, _ = network(x)
+        return outputs
+
+    told = stator.explain(networked, torch.randn(3, 2, 4))
+    (left,) = told.to_dict()["uncaptured"]
+    assert left["function"] == "networked"
+    assert left["line"].startswith(__file__)
+    assert "allow_rnn=True" in left["reason"]
+    assert "left to eager: networked" in str(told)
+
+
 def test_compiling_again_has_the_guards_reason() -> None:
     def doubled(x: Tensor) -> Tensor:
         return x * 2

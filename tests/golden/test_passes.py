@@ -29,6 +29,7 @@ WITH_ONEDNN: Final = (
     "add_into_convolution",
     "pack_linear",
     "pack_convolution",
+    "pack_lstm",
     "int8_linear",
     "int8_convolution",
 )

@@ -31,6 +31,11 @@ def onednn_convolution_onto() -> Any:
     return _onednn("_convolution_pointwise_.binary")
 
 
+def onednn_transposed_convolution() -> Any:
+    """The same of a transposed one; None as above."""
+    return _onednn("_convolution_transpose_pointwise")
+
+
 def mkl_linear() -> Any:
     """MKL's x @ w.t() + b on a packed weight; None where torch was built without it."""
     if not torch.backends.mkl.is_available() or onednn_linear() is None:
@@ -53,6 +58,23 @@ def pack_for_onednn(weight: Tensor, rows: int | None) -> Tensor:
 def pack_convolution(weight: Tensor, *shape: int | Sequence[int]) -> Tensor:
     """A weight for `onednn_convolution`: padding, stride, dilation, groups, size of the image."""
     packed: Tensor = operator_named("mkldnn::_reorder_convolution_weight")(weight, *shape)
+    return packed
+
+
+def pack_transposed_convolution(weight: Tensor, *shape: int | Sequence[int]) -> Tensor:
+    """The same for `onednn_transposed_convolution`; padding of the result behind that of images."""
+    packed: Tensor = operator_named("mkldnn::_reorder_convolution_transpose_weight")(weight, *shape)
+    return packed
+
+
+def pack_lstm(weights: tuple[Tensor, Tensor], *shape: Any) -> Sequence[Tensor]:
+    """Weights for a layer of an LSTM, of its input and of its state.
+
+    Hidden size, whether it runs backward, has biases, has batches first, size of the input or None.
+    """
+    packed: Sequence[Tensor] = operator_named("mkldnn::_reorder_mkldnn_rnn_layer_weight")(
+        *weights, *shape
+    )
     return packed
 
 

@@ -18,7 +18,7 @@ from stator.graph.run import Ctx
 from stator.ops.libraries import mkl_linear, onednn_linear
 from stator.ops.packs import mkl_linear_weight, onednn_linear_weight
 from stator.ops.table import POINTWISE, RULES, VIEW_RULES
-from stator.passes.freezing.measure import Ways, fastest
+from stator.passes.freezing.measure import Ways, fastest, in_words
 from stator.passes.freezing.take_constants import constant_nodes
 from stator.torch_api import is_view_op, size_hint
 
@@ -121,8 +121,7 @@ def _way(linear: Linear, *, discards: bool) -> tuple[str, str | None]:
     if discards and "oneDNN" in seconds and way == "MKL":
         way = "oneDNN"
     if way == "plain":
-        told = ", ".join(f"{name} {1e3 * s:.2f} ms" for name, s in seconds.items())
-        return way, f"it is no faster ({told})"
+        return way, f"it is no faster ({in_words(seconds)})"
     return way, None
 
 
