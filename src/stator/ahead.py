@@ -32,8 +32,8 @@ from stator.pipeline import make_tools, plan_library, prepare
 from stator.torch_api import pytree
 
 _OURS: Final = ("output_path", "levels", "linker")
-# What these choose is measured: it would differ from build to build, and be for this machine.
-_MEASURED: Final = ("pack_linear", "pack_convolution")
+# Packed floats: whether that gains is measured, and would differ from build to build.
+_PACKED: Final = ("pack_linear", "pack_convolution", "pack_lstm")
 
 
 def aot_compile(
@@ -159,7 +159,7 @@ def compile_library(
 
 def _settled(options: Options) -> Options:
     """Options as far as they are for what lies in a file, and runs without us."""
-    skip = (*options.skip, *_MEASURED)
+    skip = (*options.skip, *_PACKED)
     return replace(options, skip=skip, pack_weights=False, strict=True)
 
 

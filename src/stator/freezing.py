@@ -18,6 +18,7 @@ from stator.graph.run import Ctx, run_passes
 from stator.options import Options, read_options
 from stator.passes.freezing.pack_convolution import pack_convolution
 from stator.passes.freezing.pack_linear import pack_linear
+from stator.passes.freezing.pack_lstm import pack_lstm
 from stator.passes.freezing.take_constants import take_constants
 from stator.pipeline import FREEZING, compile_half
 from stator.runtime.constants import sets_of
@@ -113,7 +114,7 @@ def freeze(
     frozen = fx.GraphModule(aot_gm, graph, "Frozen")
     weights = _mark_weights(graph, example_inputs)
     ctx = Ctx(Options(freezing=True), Fuel(None), start_compilation())
-    run_passes((*FREEZING, pack_linear, pack_convolution), graph, ctx, "frozen")
+    run_passes((*FREEZING, pack_linear, pack_convolution, pack_lstm), graph, ctx, "frozen")
     constants = take_constants(graph, frozen=True)
     placeholders = graph.find_nodes(op="placeholder")[len(constants.arguments) :]
     for number, (node, recipe) in enumerate(zip(placeholders, constants.recipes, strict=True)):

@@ -54,6 +54,7 @@ from stator.passes.freezing.int8_weight_only import int8_weight_only
 from stator.passes.freezing.join_linears import join_linears
 from stator.passes.freezing.pack_convolution import pack_convolution
 from stator.passes.freezing.pack_linear import pack_linear
+from stator.passes.freezing.pack_lstm import pack_lstm
 from stator.passes.freezing.take_constants import take_constants
 from stator.passes.joint.channels_last import channels_last
 from stator.passes.joint.drop_noops import drop_noops
@@ -61,6 +62,7 @@ from stator.passes.joint.fold_uniform import fold_uniform
 from stator.passes.joint.pad_mm import pad_mm
 from stator.passes.joint.seed_random import seed_random
 from stator.passes.joint.spell_softmax import spell_softmax
+from stator.passes.post_grad.add_into_convolution import add_into_convolution
 from stator.passes.post_grad.cancel_cat_split import cancel_cat_split
 from stator.passes.post_grad.drop_vectors import drop_vectors
 from stator.passes.post_grad.fold_cumsum import fold_cumsum
@@ -146,6 +148,8 @@ POST_GRAD: Final[tuple[GraphPass, ...]] = (
     linear_to_onednn,
     fuse_conv_activation,
     pack_convolution,  # with the activation inside
+    add_into_convolution,  # of those that oneDNN computes
+    pack_lstm,
     hold_to_promise,  # late: what others might move or merge stands between
     reorder_for_memory,  # last: it counts what is left
 )

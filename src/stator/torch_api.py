@@ -277,14 +277,14 @@ _SECRET_KEEPERS: Final = frozenset(
 
 def keeps_nothing(target: Any) -> bool:
     """Whether an operator of torch's own neither returns its arguments' memory nor keeps it."""
-    if not isinstance(target, OpOverload) or target.namespace not in ("aten", "mkldnn", "mkl"):
+    libraries = ("aten", "mkldnn", "mkl", "onednn")
+    if not isinstance(target, OpOverload) or target.namespace not in libraries:
         return False
-    name = target.name()
-    if name in _SECRET_KEEPERS:
+    if (name := target.name()) in _SECRET_KEEPERS:
         return False
     composite = torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
     aliases = any(value.alias_info is not None for value in target._schema.returns)
-    return not composite and not aliases
+    return not (composite or aliases or target._schema.is_mutable)
 
 
 def is_random_op(target: Any) -> bool:

@@ -54,7 +54,8 @@ def made_up(nodes: int, kernels: int) -> dict[str, Any]:
     }
     sources = dict.fromkeys(lines.values(), "y = x + 1  # <b>not bold</b>")
     return {
-        **{"stator": "0", "torch": "0", "recompilations": [], "graphs": [graph]},
+        **{"stator": "0", "torch": "0", "graphs": [graph]},
+        **{"recompilations": [], "uncaptured": []},
         "sources": sources,
     }
 

@@ -128,6 +128,16 @@ def test_kernels_have_code_and_times(graph: Any) -> None:
             assert kernel["name"] in half["steps"][kernel["step"]]
 
 
+def test_kernels_for_a_gpu_show_what_triton_compiles() -> None:
+    pytest.importorskip("triton")
+    found = stator.explain(
+        torch.nn.functional.gelu, torch.randn(4, 5), options={"codegen": "triton"}
+    )
+    half = found.data["graphs"][0]["halves"][0]
+    assert half["language"] == "Triton"
+    assert "tl.load(" in half["code"][0]
+
+
 def test_bytes_are_those_of_the_tensors() -> None:
     with collected_records() as records:
         compiled = torch.compile(
@@ -277,6 +287,21 @@ def test_a_program_in_the_cache_is_a_hit_and_explained_all_the_same(tmp_path: Pa
     assert second.to_dict()["graphs"][0]["cache"] == "hit"
     assert second.graphs[0].kernels
     assert "cache: hit, but compiled anew" in str(second)
+
+
+def test_what_dynamo_leaves_to_eager_is_told_with_its_reason() -> None:
+    network = torch.nn.LSTM(4, 4)
+
+    def networked(x: Tensor) -> Tensor:
+        outputs, _ = network(x)
+        return outputs
+
+    told = stator.explain(networked, torch.randn(3, 2, 4))
+    (left,) = told.to_dict()["uncaptured"]
+    assert left["function"] == "networked"
+    assert left["line"].startswith(__file__)
+    assert "allow_rnn=True" in left["reason"]
+    assert "left to eager: networked" in str(told)
 
 
 def test_compiling_again_has_the_guards_reason() -> None:

@@ -112,7 +112,7 @@ def test_a_kernel_leads_to_operators_lines_and_code_and_back(seen: Opened) -> No
 
     assert f"kernel {kernel}" in page.inner_text("pre.loops")
     page.click("summary:has-text('LLVM')")
-    assert "define" in page.inner_text("pre.llvm")
+    assert "define" in page.inner_text("pre.code")
 
     page.click("h3:has-text('Operators') + ul a")  # to the node in its graph
     page.wait_for_timeout(200)
@@ -193,8 +193,12 @@ def test_what_is_wrong_with_a_page_is_heard(started: Any, tmp_path: Path, wrong:
 @in_a_browser
 def test_a_page_of_nothing_says_so(started: Any, tmp_path: Path) -> None:
     file = tmp_path / "empty.html"
-    file.write_text(page({"graphs": [], "recompilations": [], "sources": {}}), encoding="utf-8")
+    left = {"function": "forward", "line": "model.py:3", "reason": "Attempted to wrap <LSTM>"}
+    data = {"graphs": [], "recompilations": [], "uncaptured": [left], "sources": {}}
+    file.write_text(page(data), encoding="utf-8")
 
     with opened(started, file) as seen:
-        assert "Nothing was compiled" in seen.page.inner_text("#view")
+        told = seen.page.inner_text("#view")
+        assert "Nothing was compiled" in told
+        assert "Attempted to wrap <LSTM>" in told
         assert seen.complaints == []

@@ -24,12 +24,14 @@ from stator.passes.freezing.int8_weight_only import int8_weight_only
 from stator.passes.freezing.join_linears import join_linears
 from stator.passes.freezing.pack_convolution import pack_convolution
 from stator.passes.freezing.pack_linear import pack_linear
+from stator.passes.freezing.pack_lstm import pack_lstm
 from stator.passes.joint.channels_last import channels_last
 from stator.passes.joint.drop_noops import drop_noops
 from stator.passes.joint.fold_uniform import fold_uniform
 from stator.passes.joint.pad_mm import pad_mm
 from stator.passes.joint.seed_random import seed_random
 from stator.passes.joint.spell_softmax import spell_softmax
+from stator.passes.post_grad.add_into_convolution import add_into_convolution
 from stator.passes.post_grad.cancel_cat_split import cancel_cat_split
 from stator.passes.post_grad.drop_vectors import drop_vectors
 from stator.passes.post_grad.fold_cumsum import fold_cumsum
@@ -156,6 +158,21 @@ def activated_image(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
     return F.silu(F.conv2d(x, w, bias, padding=1))
 
 
+def added_images(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    convolve = torch.ops.mkldnn._convolution_pointwise
+    y, z = (convolve(x, one, None, [0, 0], [1, 1], [1, 1], 1, "none", [], "") for one in (w, v))
+    return y + z + x
+
+
+def halved_and_doubled(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    return F.conv_transpose2d(F.conv2d(x, w, stride=2), v, stride=2)
+
+
+def remembered(x: Tensor, state: Tensor, w: Tensor, u: Tensor) -> Tensor:
+    said, *_ = torch.lstm(x, (state, state), (w, u), False, 1, 0.0, False, False, False)
+    return said
+
+
 def foretold(x: Tensor) -> Tensor:
     return torch.ops.stator_golden.twice(x).sin()
 
@@ -241,6 +258,7 @@ TRACED: Final = (  # over a graph of ATen operators
         floats((16, DEPTH), (LARGE_WEIGHT // DEPTH, DEPTH), (LARGE_WEIGHT // DEPTH,)),
     ),
     Example(fuse_conv_activation, activated_image, floats((1, 3, 64, 64), (64, 3, 3, 3), (64,))),
+    Example(add_into_convolution, added_images, floats((1, 3, 8, 8), (3, 3, 1, 1), (3, 3, 1, 1))),
     Example(drop_casts, there_and_back, floats((2, 3))),
     Example(
         fold_batch_norm,
@@ -269,9 +287,15 @@ TRACED: Final = (  # over a graph of ATen operators
     Example(pack_linear, large_linear, floats((16, 256), (512, 256), (512,)), weights=(1, 2)),
     Example(
         pack_convolution,
-        activated_image,
-        floats((1, 3, 64, 64), (64, 3, 3, 3), (64,)),
+        halved_and_doubled,
+        floats((1, 3, 8, 8), (4, 3, 2, 2), (4, 3, 2, 2)),
         weights=(1, 2),
+    ),
+    Example(
+        pack_lstm,
+        remembered,
+        floats((5, 2, 3), (1, 2, 4), (16, 3), (16, 4)),
+        weights=(2, 3),
     ),
     Example(drop_vectors, torch.linalg.svdvals, floats((3, 3))),
     Example(hold_to_promise, foretold, floats((2, 3))),

@@ -26,8 +26,10 @@ FOLDER: Final = Path(__file__).parent / "passes"
 WITH_ONEDNN: Final = (
     "linear_to_onednn",
     "fuse_conv_activation",
+    "add_into_convolution",
     "pack_linear",
     "pack_convolution",
+    "pack_lstm",
     "int8_linear",
     "int8_convolution",
 )

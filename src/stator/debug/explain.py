@@ -107,7 +107,7 @@ class Seen:
         known = {id(frame) for frame in self.before}
         frames = [frame for frame in compiled_frames() if id(frame) not in known]
         asked = [record for record in self.records if record.details is not None]
-        return Explanation(report(asked, _recompilations(frames)))
+        return Explanation(report(asked, _recompilations(frames), _uncaptured(frames)))
 
 
 @contextmanager
@@ -127,3 +127,12 @@ def _recompilations(frames: list[Any]) -> Iterator[dict[str, Any]]:
                 "number": str(frame.compile_id),
                 "reason": str(frame.recompile_reason),
             }
+
+
+def _uncaptured(frames: list[Any]) -> Iterator[dict[str, Any]]:
+    """Frames that Dynamo gave up, which eager runs: where, and what it says of that."""
+    for frame in frames:
+        if frame.fail_reason:
+            reason, *_ = str(frame.fail_reason).split("\n\n")  # what follows is for its developers
+            line = f"{frame.fail_user_frame_filename}:{frame.fail_user_frame_lineno}"
+            yield {"function": frame.co_name, "line": line, "reason": reason}

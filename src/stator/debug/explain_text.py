@@ -28,9 +28,10 @@ def explain_text(data: Data, width: int) -> str:
             console.print(part)
     if not data["graphs"]:
         console.print("nothing was compiled")
-    for again in data["recompilations"]:
-        console.print(f"\ncompiled again: {again['function']}, {again['line']}")
-        console.print(f"  {again['reason']}")
+    for what, key in (("compiled again", "recompilations"), ("left to eager", "uncaptured")):
+        for one in data[key]:
+            console.print(f"\n{what}: {one['function']}, {one['line']}")
+            console.print(f"  {one['reason']}")
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
 

@@ -22,11 +22,16 @@ Data = dict[str, Any]
 GETITEM: Final = str(operator.getitem)  # it takes a part, and runs nothing
 
 
-def report(records: Sequence[Compilation], recompilations: Iterable[Data] = ()) -> Data:
-    """All that is known of some compilations."""
+def report(
+    records: Sequence[Compilation],
+    recompilations: Iterable[Data] = (),
+    uncaptured: Iterable[Data] = (),
+) -> Data:
+    """All that is known of some compilations, and of functions that Dynamo left to eager."""
     graphs = [graph_report(record) for record in records]
     told = {"stator": version("stator"), "torch": version("torch")}
     data: Data = {**told, "recompilations": list(recompilations), "graphs": graphs}
+    data["uncaptured"] = list(uncaptured)
     data["sources"] = _sources(data)
     return data
 

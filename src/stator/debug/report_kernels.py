@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from stator.codegen.llvm.entry import emit_kernel
 from stator.codegen.llvm.writer import numbered
+from stator.codegen.triton.kernel import source_of
 from stator.core.events import Details
 from stator.graph.text import operator_name
 from stator.loops.ir import Buffer, Kernel, Load, Store, loads_of
@@ -50,7 +51,8 @@ class _Half:
             "name": self.name,
             "steps": [str(step)[:LONGEST] for step in self.plan.steps],
             "kernels": kernels,
-            "code": [_llvm(code, n) for n, code in enumerate(self._code)],
+            "language": "Triton" if self._is_triton else "LLVM",
+            "code": [self._written(code, n) for n, code in enumerate(self._code)],
             "calls": list(self._calls()),
             "unfused": _distinct([*self._refusals(), *self._beside_calls()]),
             "memory": self._memory(),
@@ -63,6 +65,17 @@ class _Half:
         """Kernels that differ, numbered."""
         launched = (step for step in self.plan.steps if isinstance(step, Launch | Together))
         return {code: n for n, code in enumerate(dict.fromkeys(s.nameless for s in launched))}
+
+    @property
+    def _is_triton(self) -> bool:
+        return (
+            self.plan.on_gpu if self.lowered is None else self.lowered.lowering.target.uses_triton
+        )
+
+    def _written(self, kernel: Kernel, number: int) -> str:
+        """What a kernel is compiled from."""
+        named = replace(kernel, name=f"code_{number}")
+        return source_of(named) if self._is_triton else numbered(emit_kernel(named))
 
     @cached_property
     def _origins(self) -> Mapping[str, Origin]:
@@ -224,10 +237,6 @@ def traffic(kernel: Kernel, plan: Plan) -> dict[str, int]:
 
     shared = [old for _, old in kernel.shares]
     return {"read": bytes_of([*kernel.read, *shared]), "written": bytes_of(kernel.written)}
-
-
-def _llvm(kernel: Kernel, number: int) -> str:
-    return numbered(emit_kernel(replace(kernel, name=f"code_{number}")))
 
 
 def _times(times: Times, number: int, shared: int) -> Data:

@@ -21,6 +21,21 @@ def onednn_convolution() -> Any:
     return _onednn("_convolution_pointwise")
 
 
+def onednn_convolution_plus() -> Any:
+    """The same, with a tensor that is added."""
+    return _onednn("_convolution_pointwise.binary")
+
+
+def onednn_convolution_onto() -> Any:
+    """The same, which stores into the tensor that it adds."""
+    return _onednn("_convolution_pointwise_.binary")
+
+
+def onednn_transposed_convolution() -> Any:
+    """The same of a transposed one; None as above."""
+    return _onednn("_convolution_transpose_pointwise")
+
+
 def mkl_linear() -> Any:
     """MKL's x @ w.t() + b on a packed weight; None where torch was built without it."""
     if not torch.backends.mkl.is_available() or onednn_linear() is None:
@@ -43,6 +58,23 @@ def pack_for_onednn(weight: Tensor, rows: int | None) -> Tensor:
 def pack_convolution(weight: Tensor, *shape: int | Sequence[int]) -> Tensor:
     """A weight for `onednn_convolution`: padding, stride, dilation, groups, size of the image."""
     packed: Tensor = operator_named("mkldnn::_reorder_convolution_weight")(weight, *shape)
+    return packed
+
+
+def pack_transposed_convolution(weight: Tensor, *shape: int | Sequence[int]) -> Tensor:
+    """The same for `onednn_transposed_convolution`; padding of the result behind that of images."""
+    packed: Tensor = operator_named("mkldnn::_reorder_convolution_transpose_weight")(weight, *shape)
+    return packed
+
+
+def pack_lstm(weights: tuple[Tensor, Tensor], *shape: Any) -> Sequence[Tensor]:
+    """Weights for a layer of an LSTM, of its input and of its state.
+
+    Hidden size, whether it runs backward, has biases, has batches first, size of the input or None.
+    """
+    packed: Sequence[Tensor] = operator_named("mkldnn::_reorder_mkldnn_rnn_layer_weight")(
+        *weights, *shape
+    )
     return packed
 
 
@@ -69,11 +101,6 @@ def int8_linear_of_tensors() -> Any:
     return _onednn_int8("qlinear_pointwise.tensor")
 
 
-def int8_linear_plus() -> Any:
-    """The same, with a tensor that is added."""
-    return _onednn_int8("qlinear_pointwise.binary")
-
-
 def int8_convolution() -> Any:
     """oneDNN's convolution of integers, with an activation behind it; None as above."""
     return _onednn_int8("qconv_pointwise")
@@ -82,6 +109,11 @@ def int8_convolution() -> Any:
 def int8_convolution_of_tensors() -> Any:
     """The same, where the scale of the image is known at run time alone."""
     return _onednn_int8("qconv_pointwise.tensor")
+
+
+def int8_convolution_onto() -> Any:
+    """The same as `int8_convolution`, which adds to a tensor of integers where that lies."""
+    return _onednn_int8("qconv2d_pointwise.binary")
 
 
 def int8_linear_packer() -> Any:

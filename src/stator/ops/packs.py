@@ -18,6 +18,8 @@ from stator.ops.libraries import (
     pack_convolution,
     pack_for_mkl,
     pack_for_onednn,
+    pack_lstm,
+    pack_transposed_convolution,
 )
 
 
@@ -43,6 +45,20 @@ def onednn_convolution_weight(
     last = torch.channels_last if weight.dim() == 4 else torch.channels_last_3d
     laid = weight.contiguous(memory_format=last) if weight.dim() > 3 else weight.contiguous()
     return pack_convolution(laid, padding, stride, dilation, groups, image)
+
+
+def onednn_transposed_convolution_weight(weight: Tensor, *shape: int | Sequence[int]) -> Tensor:
+    """The same for its transposed convolution: padding, that of the result, stride, …."""
+    return pack_transposed_convolution(weight.contiguous(), *shape)
+
+
+def onednn_lstm_weight(weight: Tensor, recurrent: Tensor, which: int, *shape: Any) -> Tensor:
+    """One of the weights of an LSTM's layer: that of its input (0) or of its state (1).
+
+    `shape`: hidden size, whether it runs backward, has biases, size of its input; None: of any.
+    """
+    *known, size = shape
+    return pack_lstm((weight.contiguous(), recurrent.contiguous()), *known, False, size)[which]
 
 
 def int8_linear_weight(
@@ -116,6 +132,8 @@ PACKS: Final = frozenset(
         mkl_linear_weight,
         onednn_linear_weight,
         onednn_convolution_weight,
+        onednn_transposed_convolution_weight,
+        onednn_lstm_weight,
         int8_linear_weight,
         int8_convolution_weight,
         channel_scales,

@@ -15,6 +15,7 @@ from stator.graph.verify import user_line
 from stator.loops.index import Index
 from stator.loops.values import product
 from stator.lower.sizes import Sizes
+from stator.ops.writes import onto
 from stator.runtime.native.shims import FRESH, INTO_MEMORY, WITH_NUMBERS, symbol_of
 from stator.runtime.plan import Allocation, Call, View
 from stator.torch_api import is_fake, keeps_nothing
@@ -27,6 +28,14 @@ def call_of(node: fx.Node) -> Call:
     return Call(
         node.name, node.target, node.args, dict(node.kwargs), line=user_line(node), parts=parts
     )
+
+
+def call_onto(node: fx.Node, old: str) -> Call:
+    """A call that does the node's work in the memory of what it adds to."""
+    way = onto(node.target)
+    assert way is not None, "the scheduler asked"
+    name = f"{node.name}_onto_{old}"
+    return Call(name, way.operator, way.arguments(node.args), {}, line=user_line(node), onto=old)
 
 
 def through_c(call: Call, node: fx.Node, sizes: Sizes, device: torch.device) -> Call:

@@ -22,7 +22,7 @@ from stator.lower.lower import Lowering
 from stator.lower.sizes import Sizes
 from stator.lower.target import Target
 from stator.lower.tensors import layout_of
-from stator.runtime.calls import call_of, through_c, view_of
+from stator.runtime.calls import call_of, call_onto, through_c, view_of
 from stator.runtime.dump import (
     assembly_text,
     kernels_text,
@@ -174,13 +174,13 @@ def _in_order(
     launches: Mapping[Group, Launch],
     targets: Mapping[str, str],
 ) -> list[Step]:
-    """A launch or a call for each group, and the names of what a kernel wrote over other values."""
+    """A launch or a call for each group, and the names of what was written over other values."""
     return [
         step
         for group in groups
         for step in (
-            launches.get(group) or _alone(lowering, group),
-            *_renamed(group, targets),
+            launches.get(group) or _alone(lowering, group, targets),
+            *_renamed(group, targets, lowering.sizes),
         )
     ]
 
@@ -255,16 +255,22 @@ def _launch(group: Group, kernel: Kernel, found: Canonical, targets: Mapping[str
     return Launch(kernel, found.kernel, names, found.sizes, allocations, work, stored)
 
 
-def _renamed(group: Group, targets: Mapping[str, str]) -> Iterator[View]:
-    """Results of a kernel that lie in the memory of what it read, under their own names."""
+def _renamed(group: Group, targets: Mapping[str, str], sizes: Sizes) -> Iterator[View]:
+    """Results that lie in the memory of what was read for them, under their own names."""
+    if isinstance(group.alone, Extern) and group.alone.name in targets:
+        value = group.alone.node.meta["val"]
+        made = Allocation(group.alone.name, *layout_of(value, sizes), value.dtype)
+        yield View(targets[group.alone.name], made, Index.of(0))
     for member in group.members:
         if member.name in targets:
             made = Allocation(member.name, member.size, member.stride, _torch_dtype(member))
             yield View(targets[member.name], made, Index.of(0))
 
 
-def _alone(lowering: Lowering, group: Group) -> Step:
+def _alone(lowering: Lowering, group: Group, targets: Mapping[str, str]) -> Step:
     match group.alone:
+        case Extern(node=node) if node.name in targets:
+            return call_onto(node, targets[node.name])
         case Extern():
             return _call(lowering, group.alone.node)
         case Check():

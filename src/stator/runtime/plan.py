@@ -58,6 +58,7 @@ class Call:
     bytes: Index | None = None  # of what it makes itself, where they are known
     line: str | None = None  # of the user's program
     parts: int | None = None  # how many results there are, if it returns them in a list
+    onto: str | None = None  # the one tensor that it stores into, of the plan's own
 
     @property
     def makes(self) -> tuple[str, ...]:
@@ -74,6 +75,8 @@ class Call:
     @property
     def writes(self) -> tuple[str, ...]:
         """Names whose memory it may change."""
+        if self.onto is not None:
+            return (self.onto,)
         return self.takes if is_mutable_op(self.target) else ()
 
     @property

@@ -23,13 +23,14 @@ from stator.loops.values import product
 from stator.lower.items import Compute, Extern
 from stator.lower.sizes import Sizes
 from stator.lower.tensors import extent, layout_of
+from stator.ops.writes import onto
 from stator.schedule.fuse import Group
 from stator.torch_api import keeps_nothing
 
 
 @dataclass(frozen=True, slots=True)
 class Overwriting:
-    """Kernels that store into the memory of what they read last."""
+    """Kernels and calls that store into the memory of what they read last."""
 
     kernels: Mapping[Group, Kernel]
     targets: Mapping[str, str]  # name of a result -> name of the value whose memory it takes
@@ -43,7 +44,7 @@ def overwrite_dying(
     returned: set[str],
     donated: Mapping[str, Index] | None = None,
 ) -> Overwriting:
-    """Let kernels store over values of the graph's own that they are the last to read.
+    """Let kernels and libraries store over values of the graph's own that they read last.
 
     `taken` are results that are stored into inputs; `returned` are the names of outputs; `donated`
     are elements of inputs that are the graph's own too.
@@ -51,6 +52,9 @@ def overwrite_dying(
     own = _Own(groups, sizes, {*taken, *returned}, donated or {})
     found, targets = dict(kernels), dict[str, str]()
     for number, group in enumerate(groups):
+        if isinstance(group.alone, Extern) and (name := own.added_to(number, group.alone.node)):
+            targets[group.alone.name] = name
+            own.gone.add(name)
         if group not in kernels or group.alone is not None:
             continue
         for member in group.members:
@@ -104,6 +108,21 @@ class _Own:
         )
         return sorted(found, key=lambda name: (-self.makers[name], name))
 
+    def added_to(self, number: int, node: fx.Node) -> str | None:
+        """The value that a call may add to where that lies; None if it needs memory of its own."""
+        way = onto(node.target)
+        if way is None:
+            return None
+        old = node.args[way.place]
+        if not isinstance(old, fx.Node) or node.all_input_nodes.count(old) != 1:
+            return None
+        before, after = old.meta["val"], node.meta["val"]
+        alike = (before.dtype, before.size(), before.stride()) == (
+            *(after.dtype, after.size(), after.stride()),
+        )
+        is_free = old.name in self.totals and old.name not in self.gone
+        return old.name if alike and is_free and self.last[old.name] == number else None
+
 
 def _fresh(group: Group, sizes: Sizes) -> Iterator[tuple[str, Index]]:
     """Names and elements of the new tensors without gaps that a group makes."""
@@ -131,11 +150,16 @@ def _result(node: fx.Node) -> torch.Tensor | None:
     source = node.args[0] if node.target is operator.getitem else node
     made = node.meta.get("val")
     plain = isinstance(made, torch.Tensor) and made.layout is torch.strided
-    if not plain or not isinstance(source, fx.Node) or not keeps_nothing(source.target):
+    if not plain or not isinstance(source, fx.Node) or not _is_fresh(source.target):
         return None
     if source is not node and sum(user.args[1] == node.args[1] for user in source.users) != 1:
         return None  # the same tensor has two names
     return made
+
+
+def _is_fresh(target: Any) -> bool:
+    """Whether a call makes a new tensor, and keeps nothing of what it reads."""
+    return keeps_nothing(target) or onto(target) is not None
 
 
 def _looked_at(groups: Sequence[Group]) -> set[str]:
@@ -144,7 +168,7 @@ def _looked_at(groups: Sequence[Group]) -> set[str]:
     for group in groups:
         match group.alone:
             case Extern(node=node) if node.target is not operator.getitem:
-                if not keeps_nothing(node.target):
+                if not _is_fresh(node.target):
                     found |= {source.name for source in node.all_input_nodes}
             case None | Extern():
                 pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -142,6 +143,79 @@ def test_one_behind_the_other_passes_bytes_on() -> None:
     )
     assert second.args[0] is first
     assert third.args[0] is second
+
+
+def residual(x: Tensor, w: Tensor, scales: Tensor, b: Tensor) -> Tensor:
+    weight = dequantized_weight(w, scales)
+    y = dequantized(requantized(F.conv2d(dequantized(x), weight, b), torch.uint8))
+    z = dequantized(requantized(F.conv2d(y, weight, b).relu(), torch.uint8))
+    return requantized((F.conv2d(z, weight, b) + y).relu(), torch.uint8)
+
+
+def read_later(x: Tensor, w: Tensor, scales: Tensor, b: Tensor) -> Tensor:
+    weight = dequantized_weight(w, scales)
+    y = dequantized(requantized(F.conv2d(dequantized(x), weight, b), torch.uint8))
+    z = dequantized(requantized(F.conv2d(y, weight, b) + y, torch.uint8))
+    return requantized(F.conv2d(z, weight, b) * y, torch.uint8)
+
+
+def of_other_integers(x: Tensor, w: Tensor, scales: Tensor, b: Tensor) -> Tensor:
+    weight = dequantized_weight(w, scales)
+    y = dequantized(requantized(F.conv2d(dequantized(x), weight, b), torch.uint8))
+    return requantized(F.conv2d(y, weight, b) + y, torch.int8)
+
+
+def of_floats_again(x: Tensor, w: Tensor, scales: Tensor, b: Tensor) -> Tensor:
+    weight = dequantized_weight(w, scales)
+    y = dequantized(requantized(F.conv2d(dequantized(x), weight, b), torch.uint8))
+    return F.conv2d(y, weight, b) + y
+
+
+def to_the_input(x: Tensor, w: Tensor, scales: Tensor, b: Tensor) -> Tensor:
+    y = dequantized(x)
+    return requantized(F.conv2d(y, dequantized_weight(w, scales), b) + y, torch.uint8)
+
+
+@pytest.mark.parametrize(
+    ("fn", "inside"),
+    [
+        (residual, True),
+        (read_later, False),
+        (of_other_integers, False),
+        (of_floats_again, False),
+        (to_the_input, False),
+    ],
+)
+def test_sums_with_integers_that_nobody_reads_later_are_inside(
+    fn: Callable[..., Tensor], inside: bool
+) -> None:
+    inputs = image(2, 16, 9, 8, last=True), *weight_of(16, 16, 1, 1), torch.randn(16)
+    names, notes = check(fn, *inputs)
+    assert any("int8_convolution_plus" in name for name in names) == inside
+    assert any("add" in note and "inside" in note for note in notes) == inside
+
+
+def test_sums_are_added_where_the_integers_lie(tmp_path: Path) -> None:
+    inputs = image(2, 16, 9, 8, last=True), *weight_of(16, 16, 1, 1), torch.randn(16)
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            for number, tensor in enumerate(inputs[1:]):
+                self.register_buffer(f"b{number}", tensor)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return residual(x, self.b0, self.b1, self.b2)
+
+    model, options = Model(), {"freezing": True, "dump_dir": str(tmp_path)}
+    compiled = torch.compile(model, backend="stator", options=options)
+    with torch.no_grad():
+        expected = model(inputs[0])
+        for _ in range(2):
+            distance = (compiled(inputs[0]).int() - expected.int()).abs()
+            assert distance.max() <= 1
+    (plan,) = tmp_path.rglob("forward_plan.txt")
+    assert plan.read_text().count("onednn.qconv2d_pointwise.binary") == 1
 
 
 def transposed(x: Tensor, w: Tensor, scales: Tensor, b: Tensor) -> Tensor:

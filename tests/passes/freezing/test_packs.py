@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import stator
 from stator.ops.libraries import mkl_linear, onednn_linear
 from stator.passes.freezing.pack_convolution import pack_convolution
 from stator.passes.freezing.pack_linear import pack_linear
+from tests.passes.freezing.accuracy import folded
 from tests.passes.freezing.graphs import rewritten, run_with_constants
 from tests.passes.freezing.ways import expected_ways
 
@@ -92,32 +97,114 @@ def test_what_is_slower_packed_stays_and_says_so() -> None:
 @pytest.mark.parametrize("groups", [1, 4, 8])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_convolutions_read_packed_weights(
-    groups: int, layout: torch.memory_format, biased: bool
+    groups: int, layout: torch.memory_format, biased: bool, dtype: torch.dtype
 ) -> None:
     def convolved(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
         return F.conv2d(x, w, b if biased else None, stride=2, padding=1, groups=groups)
 
-    x = torch.randn(2, 8, 15, 14).contiguous(memory_format=layout)
-    w, b = torch.randn(16, 8 // groups, 3, 3), torch.randn(16)
+    x = torch.randn(2, 8, 15, 14).to(dtype).contiguous(memory_format=layout)
+    w, b = torch.randn(16, 8 // groups, 3, 3).to(dtype), torch.randn(16).to(dtype)
     with expected_ways():
-        module, ctx = rewritten(convolved, (x, w, b), (1, 2), pack_convolution)
-    assert "packed by oneDNN" in ctx.record.notes[0]
-    found, constants = run_with_constants(module, (x, w, b))
+        calls, (note,) = folded(convolved, (x, w, b), pack_convolution)
 
-    assert any("convolution_weight" in recipe.text for recipe in constants.recipes)
-    torch.testing.assert_close(found[0], convolved(x, w, b))
+    assert "packed by oneDNN" in note
+    assert calls[0] == "mkldnn._convolution_pointwise.default"
 
 
-def test_a_transposed_convolution_is_left_alone_and_says_why() -> None:
-    def convolved(x: Tensor, w: Tensor) -> Tensor:
-        return F.conv_transpose2d(x, w)
+def as_it_is(image: Tensor) -> Tensor:
+    return image
 
-    with expected_ways():
-        _, ctx = rewritten(
-            convolved, (torch.randn(1, 4, 5, 5), torch.randn(4, 3, 3, 3)), (1,), pack_convolution
+
+@pytest.mark.parametrize("size", [(1, 1, 9, 8), (2, 4, 5, 6), (2, 4, 1, 9)])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("behind", [as_it_is, F.gelu])
+@pytest.mark.parametrize("freezing", [False, True])
+def test_a_packed_convolution_gives_its_image_as_eager_lays_it_out(
+    size: tuple[int, ...],
+    layout: torch.memory_format,
+    behind: Callable[[Tensor], Tensor],
+    freezing: bool,
+) -> None:
+    window = torch.nn.Conv2d(size[1], size[1], (min(size[2], 3), 3)).eval()
+    x = torch.randn(size).contiguous(memory_format=layout)
+    torch._dynamo.reset()
+    with torch.no_grad(), expected_ways():
+        eager, found = (
+            behind(window(x)),
+            stator.compile(lambda image: behind(window(image)), freezing=freezing, cache=False)(x),
         )
-    assert "transposed" in ctx.record.notes[0]
+    torch.testing.assert_close(found, eager, check_stride=True)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {},
+        {"stride": 2, "padding": 1, "output_padding": 1},
+        {"stride": (3, 2), "padding": (0, 1), "output_padding": (2, 0)},
+        {"stride": 2, "groups": 4},
+        {"stride": 2, "groups": 8},
+        {"dilation": 2},
+        {"stride": 2, "padding": 4},  # more than the window: its result is smaller
+    ],
+)
+def test_transposed_convolutions_read_packed_weights(
+    shape: dict[str, Any], biased: bool, dtype: torch.dtype, layout: torch.memory_format
+) -> None:
+    def convolved(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return F.conv_transpose2d(x, w, b if biased else None, **shape)
+
+    x = torch.randn(2, 8, 9, 7).to(dtype).contiguous(memory_format=layout)
+    groups = shape.get("groups", 1)
+    w, b = torch.randn(8, 16 // groups, 3, 3).to(dtype), torch.randn(16).to(dtype)
+    with expected_ways():
+        calls, (note,) = folded(convolved, (x, w, b), pack_convolution)
+
+    assert "packed by oneDNN" in note
+    assert calls[0] == "mkldnn._convolution_transpose_pointwise.default"
+
+
+@pytest.mark.parametrize(
+    ("size", "shape", "reason"),
+    [
+        ((1, 4, 5, 5), {"dilation": 3, "output_padding": 2}, "padded by a stride"),
+        ((1, 4, 5, 5, 5), {}, "not one of images"),
+        ((1, 4, 5), {}, "not one of images"),
+    ],
+)
+def test_a_transposed_convolution_that_is_not_packed_says_why(
+    size: tuple[int, ...], shape: dict[str, Any], reason: str
+) -> None:
+    window = (4, 3, *[3] * (len(size) - 2))
+    function = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}[len(size) - 2]
+    with expected_ways():
+        calls, (note,) = folded(
+            lambda x, w: function(x, w, **shape),
+            (torch.randn(size), torch.randn(window)),
+            pack_convolution,
+        )
+    assert reason in note
+    assert calls == ["aten.convolution.default"]
+
+
+@pytest.mark.parametrize("freezing", [False, True])
+def test_new_weights_of_a_transposed_convolution_are_packed_anew(freezing: bool) -> None:
+    window = torch.nn.ConvTranspose2d(8, 8, 3, stride=2).eval()
+    x, new = torch.randn(2, 8, 9, 7), torch.randn(8, 8, 3, 3)
+    with torch.no_grad(), expected_ways():
+        compiled = stator.compile(window, freezing=freezing, cache=False)
+        torch.testing.assert_close(compiled(x), window(x), check_stride=True)
+        if freezing:
+            stator.update_weights(compiled, {"weight": new})
+        else:
+            window.weight.copy_(new)
+        expected = F.conv_transpose2d(x, new, window.bias, stride=2)
+        torch.testing.assert_close(compiled(x), expected, check_stride=True)
 
 
 def test_a_bias_that_a_kernel_can_add_in_passing_is_not_laid_out_by_mkl() -> None:

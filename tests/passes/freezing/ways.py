@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from unittest.mock import patch
 
 from stator.passes.freezing.measure import Ways
@@ -11,6 +11,7 @@ from stator.passes.freezing.measure import Ways
 MEASURING = (
     "stator.passes.freezing.pack_linear.fastest",
     "stator.passes.freezing.pack_convolution.fastest",
+    "stator.passes.freezing.pack_lstm.fastest",
 )
 
 
@@ -22,5 +23,7 @@ def expected_ways(*, named: str | None = None) -> Iterator[None]:
         ways = list(make())
         return (named if named in ways else ways[0]), dict.fromkeys(ways, 1.0)
 
-    with patch(MEASURING[0], first), patch(MEASURING[1], first):
+    with ExitStack() as stack:
+        for name in MEASURING:
+            stack.enter_context(patch(name, first))
         yield

@@ -52,7 +52,7 @@ NAMES: Final = {op: name for table in TABLES for op, name in table.items() if op
 _ON_CUDA_ALONE: Final = re.compile(
     r"_scaled_dot_product_(flash|efficient|cudnn)_attention(_backward)?"
 )
-_ON_CPU_ALONE: Final = re.compile(r".*for_cpu.*|.*pointwise|_mkl_linear")
+_ON_CPU_ALONE: Final = re.compile(r".*for_cpu.*|.*pointwise|_mkl_linear|mkldnn_rnn_layer")
 SHIMS: Final = [
     *((op, f"aoti_torch_cpu_{n}") for op, n in NAMES.items() if not _ON_CUDA_ALONE.fullmatch(n)),
     *((op, f"aoti_torch_cuda_{n}") for op, n in NAMES.items() if not _ON_CPU_ALONE.fullmatch(n)),

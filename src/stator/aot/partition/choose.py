@@ -20,6 +20,7 @@ from torch import fx
 from stator.aot.partition.candidates import (
     LEAN_KEPT,
     LEAN_PRICE,
+    SHARES,
     Candidate,
     candidates,
     default_of,
@@ -114,9 +115,9 @@ def frontier(found: Sequence[Candidate]) -> list[Candidate]:
 def _within_budget(found: Sequence[Candidate], budget: float) -> Candidate:
     """The cut for a share of what the first, the default, keeps.
 
-    From the default down, each cut is followed by the quickest that keeps less, holds no more at
-    once, and is worth it.  The first that keeps little enough is taken, so that less budget never
-    takes more memory.
+    From the default down, each cut is followed by the quickest that keeps less by a step, holds no
+    more at once, and is worth it.  The first that keeps little enough is taken, so that less budget
+    never takes more memory.
     """
     default, least = found[0], min(one.saved for one in found)
     ends = [one for one in found if one.saved == least]
@@ -134,7 +135,8 @@ def _within_budget(found: Sequence[Candidate], budget: float) -> Candidate:
     room, chosen, most = max(budget * default.saved, least), default, default.peak
     quickest_first = sorted(found, key=lambda one: (one.time, one.saved))
     while chosen.saved > room:
-        less = (one for one in quickest_first if one.saved < chosen.saved)
+        step_below = max(chosen.saved - default.saved / SHARES, least)
+        less = (one for one in quickest_first if one.saved <= step_below)
         low = (one for one in less if one.is_within(most * LEVEL) and is_worth_it(one))
         following = next((one for one in low if not has_end or is_above_an_end(one)), None)
         if following is None:

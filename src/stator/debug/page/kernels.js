@@ -41,8 +41,8 @@ function kernelDetail(graph, data, kernel) {
       h("li", {}, nodeLink(graph, half.name, node), ` ${operator}`))),
     h("h3", {}, "Step of the plan"), h("pre", {}, half.steps[kernel.step]),
     h("h3", {}, "Loop IR"), h("pre", { class: "loops" }, kernel.loops),
-    h("details", {}, h("summary", {}, `LLVM (code ${kernel.code} of ${half.code.length})`),
-      h("pre", { class: "llvm" }, half.code[kernel.code])),
+    h("details", {}, h("summary", {}, `${half.language} (code ${kernel.code} of ${half.code.length})`),
+      h("pre", { class: "code" }, half.code[kernel.code])),
     same.length ? h("p", {}, "Same code: ", same.slice(0, 40).map((one) => [kernelLink(graph, one), " "])) : null,
     pairs.length ? [h("h3", {}, "Not fused with"), h("table", {}, pairs.slice(0, 100).map((pair) =>
       h("tr", {}, h("td", { class: "mono" }, pairCell(graph, half, pair)), h("td", {}, pair.reason))))] : null);

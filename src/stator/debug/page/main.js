@@ -25,11 +25,16 @@ function overviewView(graph, data) {
     graph.fallback ? h("p", {}, h("b", {}, "Runs in eager mode: "), graph.fallback) : null,
     graph.notes.length ? h("details", {}, h("summary", {}, `Notes (${graph.notes.length})`),
       h("ul", {}, graph.notes.slice(0, 200).map((note) => h("li", {}, note)))) : null,
-    data.recompilations.length ? [h("h2", {}, "Compiled again"), h("table", {}, data.recompilations.map((one) =>
-      h("tr", {}, h("td", { class: "mono" }, `${one.function} ${short(one.line)}`), h("td", {}, one.reason))))] : null,
+    framesView(data),
     h("h2", {}, "Hot steps"), steps.length ? bars(links, hot[0].least, "hot")
       : h("p", { class: "soft" }, "Nothing was measured: the program did not run as native code."),
     h("h2", {}, "Stages"), stagesView(graph));
+}
+
+function framesView(data) {
+  const lists = [["Compiled again", data.recompilations], ["Left to eager", data.uncaptured]];
+  return h("div", {}, lists.map(([title, frames]) => frames.length ? [h("h2", {}, title), h("table", {}, frames.map((one) =>
+    h("tr", {}, h("td", { class: "mono" }, `${one.function} ${short(one.line)}`), h("td", {}, one.reason))))] : null));
 }
 
 function stagesView(graph) {
@@ -87,7 +92,7 @@ function show(data) {
   const parts = location.hash.slice(1).split("/").map(decodeURIComponent);
   const graph = data.graphs[Number(parts[0])] || data.graphs[0];
   const view = document.getElementById("view");
-  if (!graph) { view.replaceChildren(h("p", {}, "Nothing was compiled.")); return; }
+  if (!graph) { view.replaceChildren(h("p", {}, "Nothing was compiled."), framesView(data)); return; }
   const tab = TABS[parts[1]] ? parts[1] : "overview";
   document.getElementById("program").value = String(graph.id);
   document.getElementById("tabs").replaceChildren(...Object.entries(TABS).map(([name, [title]]) =>

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,7 +17,17 @@ from stator.ops.libraries import int8_convolution as onednn_convolution
 from stator.ops.libraries import int8_convolution_of_tensors
 from stator.ops.packs import int8_convolution_weight
 from stator.ops.quantize import quantized
-from stator.passes.freezing.quantized import BOUNDED, FLOATS, Integers, IntegerWeight, Tail, moved
+from stator.ops.writes import ADDED, int8_convolution_plus
+from stator.passes.freezing.quantized import (
+    BOUNDED,
+    DEQUANTIZE,
+    FLOATS,
+    Integers,
+    IntegerWeight,
+    Tail,
+    moved,
+    readers,
+)
 from stator.passes.freezing.take_constants import constant_nodes
 
 aten = torch.ops.aten
@@ -42,7 +53,8 @@ def int8_convolution(graph: fx.Graph, ctx: Ctx) -> int:
             z = quantize(relu(y), 0.2, 5, …)
     after:  z = qconv_pointwise(x, 0.1, 3, int8_convolution_weight(w, …), s, …, 0.2, 5, u8, "relu")
 
-    oneDNN's result lies channels last; where it lay otherwise, a clone puts it back.
+    A sum with other integers that nobody reads later is inside as well: the library adds to them
+    where they lie.  Its result lies channels last; where it lay otherwise, a clone puts it back.
     """
     if onednn_convolution() is None:
         return 0
@@ -57,8 +69,8 @@ def int8_convolution(graph: fx.Graph, ctx: Ctx) -> int:
             continue
         if ctx.fuel.spend(f"int8_convolution: {node.name}"):
             plain = found.image.is_dynamic or node.meta["val"].dim() != 4
-            inside = INSIDE if ctx.has_python else INSIDE - BOUNDED
-            tail = Tail.of([node], frozenset() if plain else inside)
+            inside, may_add = (INSIDE, _may_add) if ctx.has_python else (INSIDE - BOUNDED, None)
+            tail = Tail.of([node], frozenset()) if plain else Tail.of([node], inside, may_add)
             ctx.record.notes.append(f"{node.name} {tail.told()}")
             _rewrite(found, tail)
             changed += 1
@@ -104,6 +116,7 @@ def _rewrite(found: Convolution, tail: Tail) -> None:
     size = list(image.meta["val"].size())
     shape = size if all(isinstance(n, int) for n in size) else None
     scale, zero_point, dtype = tail.output
+    called = int8_convolution_of_tensors() if found.image.is_dynamic else onednn_convolution()
     after, numbers = tail.activation, (found.image.scale, found.image.zero_point)
     with graph.inserting_before(tail.last):
         scales, points = weight.prepared(graph)
@@ -119,20 +132,50 @@ def _rewrite(found: Convolution, tail: Tail) -> None:
         packed.meta = {"val": weight.node.meta["val"]}
         arguments: tuple[Any, ...] = (image, *numbers, packed, scales, points, bias)
         arguments += (stride, padding, dilation, groups, scale, zero_point, dtype)
-        arguments += (after.name, list(after.numbers), after.algorithm)
-        called = int8_convolution_of_tensors() if found.image.is_dynamic else onednn_convolution()
-        made = graph.call_function(called, arguments)
+        activation = (after.name, list(after.numbers), after.algorithm)
+        if tail.plus is not None:
+            old = tail.plus
+            arguments = (*arguments[:ADDED], _unlaid(old.source), *arguments[ADDED:])
+            arguments += (old.scale, old.zero_point, "sum", 1.0, *activation)
+            made = graph.call_function(int8_convolution_plus, arguments)
+        else:
+            made = graph.call_function(called, (*arguments, *activation))
     made.meta = {**node.meta, "val": _channels_last(node.meta["val"], dtype)}
     tail.take_place(moved(_put_back(made, node.meta["val"], builder), tail.moves, builder))
 
 
+def _may_add(old: Integers, add: fx.Node) -> bool:
+    """Whether the library may add to the integers where they lie.
+
+    As its own result would lie, and as nobody reads them any more.
+    """
+    node = _unlaid(old.source)
+    last = LAST[4]
+    if node.op == "placeholder" or not node.meta["val"].is_contiguous(memory_format=last):
+        return False
+    found = (user for reader in (node, old.source) for user in _reads(reader))
+    return all(user is add or user < add for user in found)
+
+
+def _reads(node: fx.Node) -> Iterator[fx.Node]:
+    """Who reads integers, dequantised or not."""
+    for reader in readers(node):
+        yield from readers(reader) if reader.target in DEQUANTIZE else (reader,)
+
+
+def _unlaid(node: fx.Node) -> fx.Node:
+    """What was laid otherwise for others."""
+    while node.target is aten.clone.default:
+        source = node.args[0]
+        assert isinstance(source, fx.Node), "a copy is one of a tensor"
+        node = source
+    return node
+
+
 def _laid(image: Integers, builder: Builder) -> fx.Node:
     """The integers channels last, as the library would lay them itself: a kernel does it."""
-    moves = image.moves
-    source = image.source
-    while not moves and source.target is aten.clone.default:
-        source = source.args[0]  # laid otherwise for others
-    node = moved(source, moves, builder)
+    source = image.source if image.moves else _unlaid(image.source)
+    node = moved(source, image.moves, builder)
     last = LAST.get(node.meta["val"].dim())
     if last is None or node.meta["val"].is_contiguous(memory_format=last):
         return node

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Mapping
-from typing import Final
+from typing import Any, Final
 
 import torch
+from torch import fx
 
-from stator.torch_api import unset_fake_temporarily
+from stator.torch_api import size_hint, unset_fake_temporarily
 
 ROUNDS: Final = 9
 LEAST_GAIN: Final = 0.05  # of the time of the first way: less is noise
@@ -29,6 +30,31 @@ def fastest(key: Hashable, make: Callable[[], Ways]) -> tuple[str, dict[str, flo
         with unset_fake_temporarily(), torch.no_grad(), torch.inference_mode(False):
             _verdicts[key] = _measured(make())
     return _verdicts[key]
+
+
+def in_words(seconds: Mapping[str, float]) -> str:
+    """How long each way took."""
+    return ", ".join(f"{name} {1e3 * taken:.2f} ms" for name, taken in seconds.items())
+
+
+def kind_of(source: fx.Node | None) -> Any:
+    """Type, sizes and strides, as far as they are known: what the time of a call depends on."""
+    if source is None:
+        return None
+    value = source.meta["val"]
+    return value.dtype, *(tuple(map(_hint, ns)) for ns in (value.size(), value.stride()))
+
+
+def _hint(number: int | torch.SymInt) -> int | None:
+    return number if isinstance(number, int) else size_hint(number)
+
+
+def example(source: fx.Node | None) -> Any:
+    """A tensor like the one that the node stands for, to measure with."""
+    if source is None:
+        return None
+    dtype, size, stride = kind_of(source)
+    return torch.empty_strided(size, stride, dtype=dtype).fill_(0.5)
 
 
 def _measured(ways: Ways) -> tuple[str, dict[str, float]]:

@@ -2,100 +2,138 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
 from torch import fx
 
 from stator.graph.run import Ctx
-from stator.ops.libraries import onednn_convolution
-from stator.ops.packs import onednn_convolution_weight
-from stator.passes.freezing.measure import Ways, fastest
+from stator.ops.libraries import onednn_convolution, onednn_transposed_convolution
+from stator.ops.packs import onednn_convolution_weight, onednn_transposed_convolution_weight
+from stator.passes.freezing.measure import Ways, example, fastest, in_words, kind_of
 from stator.passes.freezing.take_constants import constant_nodes
 
 aten = torch.ops.aten
 
 LAYOUTS: Final = (torch.contiguous_format, torch.channels_last)
+FLOATS: Final = (torch.float32, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class Convolution:
+    """A convolution in the graph, as a call of oneDNN's: of x, weight and bias."""
+
+    node: fx.Node
+    is_transposed: bool
+    shape: tuple[Any, ...]  # padding, that of the result if it is a transposed one, stride, …
+    behind: tuple[Any, ...] = ("none", [], "")  # the activation
+
+    @property
+    def call(self) -> Any:
+        """The library's operator."""
+        return onednn_transposed_convolution() if self.is_transposed else onednn_convolution()
+
+    @property
+    def pack(self) -> Callable[..., torch.Tensor]:
+        """What packs its weight."""
+        transposed, plain = onednn_transposed_convolution_weight, onednn_convolution_weight
+        return transposed if self.is_transposed else plain
+
+    @property
+    def layout(self) -> torch.memory_format | None:
+        """How its result has to be laid out; None if as a packed one's, channels last."""
+        result = self.node.meta["val"]
+        if result.stride() == _channels_last(result).stride():
+            return None
+        return torch.contiguous_format if result.is_contiguous() else torch.channels_last
 
 
 def pack_convolution(graph: fx.Graph, ctx: Ctx) -> int:
     """Let convolutions read packed weights; return how many do.
 
-    before: y = convolution(x, w, b, …)                  w: a weight
+    before: y = convolution(x, w, b, …)                  w: a weight, x: channels last
     after:  y = _convolution_pointwise(x, onednn_convolution_weight(w, …), b, …, "none", [], "")
+    Transposed ones likewise.  An image by rows gives one with its channels last, which is cloned.
     """
-    convolve, settled = onednn_convolution(), constant_nodes(graph)
-    if convolve is None or not settled:
+    settled = constant_nodes(graph)
+    if onednn_convolution() is None or not settled:
         return 0
     packed = 0
-    for node in graph.nodes:
-        if node.op != "call_function" or node.target not in (aten.convolution.default, convolve):
+    for node in list(graph.nodes):
+        found = _convolution(node)
+        if found is None or node.args[1] not in settled:
             continue
-        if node.args[1] not in settled:
-            continue
-        arguments = _arguments(node)
-        reason = _why_not(node, arguments, convolve)
+        reason = _why_not(found)
         if reason is None and not ctx.fuel.spend(f"pack_convolution: {node.name}"):
             continue
         said = "reads its weight packed by oneDNN" if reason is None else f"not packed: {reason}"
         ctx.record.notes.append(f"{node.name} {said}")
         if reason is None:
-            _rewrite(node, arguments, convolve)
+            _rewrite(found)
             packed += 1
     return packed
 
 
-def _arguments(node: fx.Node) -> tuple[Any, ...]:
-    """What oneDNN's convolution is called with in the place of the node."""
-    if node.target is not aten.convolution.default:
-        return tuple(node.args)
-    x, weight, bias, stride, padding, dilation, _, _, groups = node.args
-    return (x, weight, bias, padding, stride, dilation, groups, "none", [], "")
+def _convolution(node: fx.Node) -> Convolution | None:
+    """The node as a convolution, if it is one."""
+    if node.op != "call_function":
+        return None
+    if node.target is aten.convolution.default:
+        stride, padding, dilation, is_transposed, beyond, groups = node.args[3:]
+        more = (beyond,) if is_transposed else ()
+        return Convolution(node, is_transposed, (padding, *more, stride, dilation, groups))
+    if node.target is onednn_convolution():
+        return Convolution(node, False, node.args[3:-3], node.args[-3:])
+    return None
 
 
-def _why_not(node: fx.Node, arguments: tuple[Any, ...], convolve: Any) -> str | None:
-    image, weight = (source.meta["val"] for source in arguments[:2])
-    if image.device.type != "cpu" or {image.dtype, weight.dtype} != {torch.float32}:
-        return "it is not of float32 on the CPU"
-    if node.target is aten.convolution.default and node.args[6]:
-        return "it is a transposed one"
+def _why_not(found: Convolution) -> str | None:
+    image, weight = (source.meta["val"] for source in found.node.args[:2])
+    if image.device.type != "cpu" or image.dtype not in FLOATS or weight.dtype is not image.dtype:
+        return "it is not of float32 or bfloat16 on the CPU"
     if image.dim() != 4 or not all(isinstance(n, int) for n in (*image.size(), *image.stride())):
         return "it is not one of images whose sizes are known"
     if not any(image.is_contiguous(memory_format=layout) for layout in LAYOUTS):
         return "its image lies in an order of its own"
-    key = ("convolution", _kind(image), _kind(weight), arguments[2] is not None, str(arguments[3:]))
-    way, seconds = fastest(key, lambda: _ways(image, weight, arguments, convolve))
-    if way == "plain":
-        told = ", ".join(f"{name} {1e3 * s:.2f} ms" for name, s in seconds.items())
-        return f"it is no faster ({told})"
-    return None
+    if found.is_transposed and any(map(operator.ge, *found.shape[1:3])):
+        return "its result is padded by a stride or more"  # oneDNN takes no such one
+    key = (found.pack, *map(kind_of, found.node.args[:3]), str((found.shape, found.behind)))
+    way, seconds = fastest(key, lambda: _ways(found))
+    return f"it is no faster ({in_words(seconds)})" if way == "plain" else None
 
 
-def _kind(value: torch.Tensor) -> Any:
-    return tuple(value.size()), tuple(value.stride())
+def _ways(found: Convolution) -> Ways:
+    x, weight, bias = map(example, found.node.args[:3])
+    packed = found.pack(weight, *found.shape, list(x.size()))
+    layout = found.layout
+
+    def convolved() -> torch.Tensor:
+        result: torch.Tensor = found.call(x, packed, bias, *found.shape, *found.behind)
+        return result if layout is None else result.clone(memory_format=layout)
+
+    plain = partial(found.node.target, x, weight, bias, *found.node.args[3:])
+    return {"packed": convolved, "plain": plain}
 
 
-def _ways(
-    image: torch.Tensor, weight: torch.Tensor, arguments: tuple[Any, ...], convolve: Any
-) -> Ways:
-    x, w = (torch.empty_strided(v.size(), v.stride()).fill_(0.5) for v in (image, weight))
-    bias = None if arguments[2] is None else torch.zeros(weight.size(0))
-    padding, stride, dilation, groups = arguments[3:7]
-    packed = onednn_convolution_weight(w, padding, stride, dilation, groups, list(image.size()))
-    return {
-        "packed": lambda: convolve(x, packed, bias, *arguments[3:]),
-        "plain": lambda: convolve(x, w, bias, *arguments[3:]),
-    }
-
-
-def _rewrite(node: fx.Node, arguments: tuple[Any, ...], convolve: Any) -> None:
-    graph, (x, weight, bias, *rest) = node.graph, arguments
+def _rewrite(found: Convolution) -> None:
+    node, graph, layout = found.node, found.node.graph, found.layout
+    x, weight, bias = node.args[:3]
     with graph.inserting_before(node):
-        packed = graph.call_function(
-            onednn_convolution_weight, (weight, *rest[:4], list(x.meta["val"].size()))
-        )
+        image = list(x.meta["val"].size())
+        packed = graph.call_function(found.pack, (weight, *found.shape, image))
         packed.meta = {"val": weight.meta["val"]}  # its sizes; nobody but the library reads it
-        convolved = graph.call_function(convolve, (x, packed, bias, *rest))
-    convolved.meta = dict(node.meta)
-    node.replace_all_uses_with(convolved)
+        result = graph.call_function(found.call, (x, packed, bias, *found.shape, *found.behind))
+        result.meta = {**node.meta, "val": _channels_last(node.meta["val"])}
+        if layout is not None:
+            result = graph.call_function(aten.clone.default, (result,), {"memory_format": layout})
+            result.meta = dict(node.meta)
+    node.replace_all_uses_with(result)
     graph.erase_node(node)
+
+
+def _channels_last(image: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(image, memory_format=torch.channels_last)

@@ -7,7 +7,7 @@ views, and everyone who reads one dequantised tensor finds them for himself.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -74,7 +74,7 @@ class Integers:
         """Those of which `read` is made; None if it is no dequantised tensor."""
         moves: list[fx.Node] = []
         node = read
-        while isinstance(node, fx.Node) and (node.target in MOVES or is_cast(node)):
+        while isinstance(node, fx.Node) and _only_moves(node):
             moves += [] if is_cast(node) else [node]
             node = node.args[0]
         if not isinstance(node, fx.Node) or node.target not in DEQUANTIZE:
@@ -179,6 +179,7 @@ class Tail:
 
     nodes: tuple[fx.Node, ...]  # the product, and all up to the last
     moves: tuple[fx.Node, ...]  # those among them that only move
+    plus: Integers | None  # what is added first
     activation: Activation
     quantize: fx.Node | None
     ends: str  # why there is no more
@@ -197,28 +198,36 @@ class Tail:
         return scale, zero_point, dtype
 
     @staticmethod
-    def of(product: Sequence[fx.Node], names: Collection[str]) -> Tail:
-        """The longest; activations of these names may be in it."""
+    def of(
+        product: Sequence[fx.Node],
+        names: Collection[str],
+        may_add: Callable[[Integers, fx.Node], bool] | None = None,
+    ) -> Tail:
+        """The longest; activations of these names may be in it, and one sum that `may_add`."""
         nodes, kept, activation = [*product], len(product), Activation()
-        quantize, ends = None, ""
+        quantize, plus, ends = None, None, ""
         while quantize is None:
             if len(nodes[-1].users) != 1:
                 ends = f"{len(nodes[-1].users)} read {nodes[-1].name}"
                 break
             (user,) = nodes[-1].users
+            if may_add is not None and len(nodes) == len(product):
+                plus = _added(user, nodes[-1], may_add)
             own = Activation.of(user) if user.all_input_nodes == [nodes[-1]] else None
             if own is not None and own.name in names and activation.name == "none":
                 activation = own
             elif _is_whole_quantize(user):
                 quantize = user
-            elif user.target not in MOVES and not is_cast(user):
+            elif (len(nodes) > len(product) or plus is None) and not _only_moves(user):
                 ends = f"{user.name} reads it"
                 break
             nodes.append(user)
-            kept = kept if user.target in MOVES or is_cast(user) else len(nodes)
+            kept = kept if _only_moves(user) else len(nodes)
+        if plus is not None and (quantize is None or quantize.args[5] is not plus.dtype):
+            return Tail.of(product, names)  # the library adds integers to their like alone
         inside = tuple(nodes[:kept])
         moves = tuple(node for node in inside if node.target in MOVES)
-        return Tail(inside, moves, activation, quantize, ends)
+        return Tail(inside, moves, plus, activation, quantize, ends)
 
     def take_place(self, new: fx.Node) -> None:
         """Let `new` be read instead."""
@@ -228,7 +237,10 @@ class Tail:
 
     def told(self) -> str:
         """For the log."""
-        inside = "" if self.activation.name == "none" else f", {self.activation.name} inside"
+        parts = (["add"] if self.plus is not None else []) + (
+            [self.activation.name] if self.activation.name != "none" else []
+        )
+        inside = f", {' and '.join(parts)} inside" if parts else ""
         out = str(self.output[2]).removeprefix("torch.")
         because = f" ({self.ends})" if self.quantize is None else ""
         return f"is int8{inside}, and gives {out}{because}"
@@ -246,10 +258,28 @@ def is_cast(node: fx.Node) -> bool:
     return node.meta["val"].dtype in FLOATS and source.meta["val"].dtype in FLOATS
 
 
+def _only_moves(node: fx.Node) -> bool:
+    return node.target in MOVES or is_cast(node)
+
+
+def _added(
+    node: fx.Node, product: fx.Node, may_add: Callable[[Integers, fx.Node], bool]
+) -> Integers | None:
+    """The integers that a node adds to a product, one to each element; None if it does not."""
+    if node.target is not aten.add.Tensor or node.kwargs or node.args.count(product) != 1:
+        return None
+    (other,) = (arg for arg in node.args if arg is not product)
+    found = Integers.behind(other)
+    if found is None or found.moves or found.is_dynamic:
+        return None
+    same = found.source.meta["val"].size() == product.meta["val"].size()
+    return found if same and may_add(found, node) else None
+
+
 def readers(node: fx.Node) -> Iterator[fx.Node]:
     """Who reads a tensor, or moves or casts of it."""
     for user in node.users:
-        if user.target in MOVES or is_cast(user):
+        if _only_moves(user):
             yield from readers(user)
         else:
             yield user

@@ -61,8 +61,10 @@ def why_not_inside(convolution: fx.Node, activation: fx.Node) -> str | None:
     image, kernel, result = (node.meta["val"] for node in (x, weight, activation))
     if any(v.dtype is not torch.float32 or v.device.type != "cpu" for v in (image, kernel)):
         return "it is not of float32 on the CPU"
+    if transposed:
+        return "oneDNN's transposed ones gain nothing by it, and their sigmoid makes 0 of NaN"
     sizes = (*image.size(), *kernel.size())
-    if transposed or groups != 1 or kernel.dim() != 4 or not all(type(n) is int for n in sizes):
+    if groups != 1 or kernel.dim() != 4 or not all(type(n) is int for n in sizes):
         return "it is not a plain one of images whose sizes are known"
     if not any(image.is_contiguous(memory_format=layout) for layout in LAYOUTS):
         return "its image lies in an order of its own"

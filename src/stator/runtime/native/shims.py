@@ -13,7 +13,12 @@ from typing import Any, Final
 
 import torch
 
-from stator.ops.libraries import mkl_linear, onednn_convolution, onednn_linear
+from stator.ops.libraries import (
+    mkl_linear,
+    onednn_convolution,
+    onednn_linear,
+    onednn_transposed_convolution,
+)
 from stator.torch_api import torch_symbol
 
 aten: Final = torch.ops.aten
@@ -47,7 +52,9 @@ FRESH: Final[Mapping[Any, str]] = {
     aten._embedding_bag.default: "_embedding_bag",
     onednn_linear(): "_linear_pointwise",
     onednn_convolution(): "mkldnn__convolution_pointwise",
+    onednn_transposed_convolution(): "mkldnn__convolution_transpose_pointwise",
     mkl_linear(): "_mkl_linear",
+    aten.mkldnn_rnn_layer.default: "mkldnn_rnn_layer",
 }
 
 # As above.  Numbers go as doubles, which operators on integers do not take.
