@@ -345,7 +345,8 @@ def _executor(
     reason = _why_python(plan, ctx.options) or why_not_native(plan.device.type)
     if reason is None:
         ctx.dump.write(f"{label}_host.ll", lambda: native_program(plan, memory).text)
-        image = compile_native(plan, memory, watch_of(plan, ranges, times))
+        watch = watch_of(plan, ranges, times)
+        image = compile_native(plan, memory, watch, ctx.record.held[name])
         if ctx.options.saves_memory:
             hold_no_spare()
         return CompiledGraph(load_native(plan, image, name), image)

@@ -28,6 +28,7 @@ from stator.aot import metadata, views
 from stator.aot.function import StoredBackward
 from stator.aot.subclasses import PLAIN
 from stator.cache.codec import NotData, from_bytes, to_bytes
+from stator.core.events import Held
 from stator.ops.draws import draw_seed
 from stator.runtime import rare
 from stator.runtime.native.image import Image, Operator
@@ -83,7 +84,7 @@ IMAGE: Final = Image(
     kernels=((0, "kernel"), (2, "k")),
     table=(None, ..., 1.5, Operator("aten::mm"), rare.as_planned, torch.float32, (1, (2,))),
     prelude=bytes(range(256)),
-    peak=1 << 40,
+    held=Held(arena=1 << 40, pool=0, torch=3),
 )
 
 VALUES: Final[dict[str, Any]] = {

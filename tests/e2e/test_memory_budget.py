@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -117,6 +118,24 @@ def test_a_limit_holds() -> None:
     assert record is not None
     assert record.step_peak is not None
     assert record.step_peak <= limit
+
+
+def test_a_step_from_the_cache_is_foreseen_as_it_was(tmp_path: Path) -> None:
+    module, x = built()
+    options = {"cache": True, "cache_dir": str(tmp_path), "memory_budget": 0.5}
+    found = []
+    for _ in range(2):
+        torch._dynamo.reset()
+        compiled(module, fullgraph=True, options=options)(x).backward()
+        record = stator.last_compilation()
+        assert record is not None
+        found.append((record.cache or "", record.step_peak))
+
+    (first, peak), (second, again) = found
+    assert first.startswith("miss")
+    assert second == "hit"
+    assert peak is not None
+    assert again == peak
 
 
 def test_a_limit_that_cannot_be_met_says_what_can() -> None:

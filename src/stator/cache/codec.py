@@ -21,6 +21,7 @@ import torch
 
 from stator.aot import metadata, subclasses, views
 from stator.aot.function import StoredBackward
+from stator.core.events import Held
 from stator.graph import recipe
 from stator.runtime.constants import Furnished
 from stator.runtime.native.image import Image, Operator
@@ -42,6 +43,7 @@ _DATA: Final[Mapping[str, type]] = {
         views.Step,
         views.View,
         Annotate,
+        Held,
         Image,
         Operator,
         StoredBackward,

@@ -42,10 +42,11 @@ class Programs:
     def find(self) -> StoredProgram | None:
         """The program, if it was kept."""
         match self._read(self.key):
-            case (Facts() as facts, (Image() | Furnished()) as image):
+            case (Facts() as facts, (Image() | Furnished()) as image, int(inputs), int(outputs)):
                 run = self._loaded(image, "forward")
                 if run is not None:
                     self.record.cache = "hit"
+                    self.record.inputs, self.record.outputs = inputs, outputs
                     return StoredProgram(facts, run)
         self.record.cache = f"miss: {self.store.why_missing(self.key)}"
         return None
@@ -97,7 +98,7 @@ class Programs:
         except Exception as error:  # a library lacks a function, say: here it is compiled anew
             self.record.notes.append(f"cache: an entry cannot be loaded: {error!r}")
             return None
-        self.record.peaks[label] = image.peak
+        self.record.held[label], self.record.peaks[label] = image.held, image.held.all
         return run
 
 
@@ -113,7 +114,9 @@ class Keeping:
         """The program and its forward graph."""
         self.refused = self._is_refused(image)
         if not self.refused:
-            self.programs.keep(self.programs.key, (facts, image))
+            record = self.programs.record
+            kept = (facts, image, record.inputs, record.outputs)
+            self.programs.keep(self.programs.key, kept)
 
     def keep_backward(self, missing: tuple[bool, ...], graph: BackwardGraph, image: Any) -> None:
         """A backward graph."""

@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from torch import Tensor
 
+from stator.core.events import Held
 from stator.core.torch_types import Boxed
 from stator.graph.recipe import Constants, Recipe
 from stator.runtime.discarded import discard, is_discarded
@@ -39,9 +40,9 @@ class Furnished:
     constants: Constants
 
     @property
-    def peak(self) -> int:
-        """Bytes beyond its inputs that a call was foreseen to hold."""
-        return self.image.peak
+    def held(self) -> Held:
+        """Bytes that a call was foreseen to hold."""
+        return self.image.held
 
 
 def load_program(image: Image | Furnished, label: str) -> Boxed:

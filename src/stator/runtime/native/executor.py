@@ -6,6 +6,7 @@ from functools import cache
 
 from stator.codegen.llvm.backend import Entry
 from stator.codegen.llvm.jit import compile_text
+from stator.core.events import Held
 from stator.core.torch_types import Boxed
 from stator.loops.ir import Kernel
 from stator.runtime.memory import Memory, predicted
@@ -32,8 +33,10 @@ def kernel_symbols(plan: Plan) -> dict[Kernel, str]:
     return {kernel: f"kernel_{number}" for number, kernel in enumerate(plan.entries)}
 
 
-def compile_native(plan: Plan, memory: Memory, watch: Watch | None = None) -> Image:
-    """All that runs a plan, as data."""
+def compile_native(
+    plan: Plan, memory: Memory, watch: Watch | None = None, held: Held | None = None
+) -> Image:
+    """All that runs a plan, as data; `held` is what it is foreseen to hold, if that is known."""
     program = native_program(plan, memory, watch)
     entries: list[Entry] = list(plan.entries.values())
     modules = {id(entry.module): entry.module for entry in entries}
@@ -44,7 +47,7 @@ def compile_native(plan: Plan, memory: Memory, watch: Watch | None = None) -> Im
         tuple((places[id(entry.module)], entry.name) for entry in entries),
         program.table,
         _prelude_object(),
-        predicted(plan, memory).all,
+        predicted(plan, memory) if held is None else held,
     )
 
 

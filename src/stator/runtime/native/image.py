@@ -18,6 +18,7 @@ from typing import Any, Final
 from stator.codegen.llvm.libraries import library_function
 from stator.codegen.llvm.objects import can_load, load_object
 from stator.codegen.triton.driver import kernel_function
+from stator.core.events import Held
 from stator.core.torch_types import Boxed
 from stator.runtime.native.prelude import load_prelude
 from stator.torch_api import (
@@ -52,7 +53,7 @@ class Image:
     kernels: tuple[tuple[int, str], ...]  # kernel_0, kernel_1, … of the host: module, name there
     table: tuple[Any, ...]
     prelude: bytes
-    peak: int  # bytes beyond its inputs that a call was foreseen to hold
+    held: Held  # bytes that a call was foreseen to hold
 
 
 class _Method(ctypes.Structure):
