@@ -117,7 +117,8 @@ def _numbered(
             call, plain = _packing(node.name, recipe, [source.value for source in sources])
             packing.append(call)
             for place, value in plain.items():
-                found[place] = Constant(f"_folded_{place}", value, FOLDED)
+                own = next((one for one in sources if _is_same(one.value, value)), None)
+                found[place] = own or Constant(f"_folded_{place}", value, FOLDED)
             continue
         value = recipe.make([source.value for source in sources])
         if value.layout is not torch.strided:
@@ -126,6 +127,11 @@ def _numbered(
         kind = FOLDED if recipe.steps else sources[0].kind
         found[node.name] = Constant(name, value, kind)
     return dict(zip(found, blob.add(list(found.values())), strict=True)), packing
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors are one: the weight itself is packed, and may be replaced."""
+    return one.data_ptr() == other.data_ptr() and one.stride() == other.stride()
 
 
 def _packing(
