@@ -117,8 +117,9 @@ def _numbered(
             call, plain = _packing(node.name, recipe, [source.value for source in sources])
             packing.append(call)
             for place, value in plain.items():
-                own = next((one for one in sources if _is_same(one.value, value)), None)
-                found[place] = own or Constant(f"_folded_{place}", value, FOLDED)
+                own = (one for one in sources if not made.frozen and _is_same(one.value, value))
+                folded = Constant(f"_folded_{place}", value, FOLDED)
+                found[place] = next(own, folded)
             continue
         value = recipe.make([source.value for source in sources])
         if value.layout is not torch.strided:
