@@ -32,8 +32,8 @@ from stator.pipeline import make_tools, plan_library, prepare
 from stator.torch_api import pytree
 
 _OURS: Final = ("output_path", "levels", "linker")
-# Packed floats: whether that gains is measured, and would differ from build to build.
-_PACKED: Final = ("pack_linear", "pack_convolution", "pack_lstm")
+# Whether these gain is measured, and would differ from build to build.
+_PACKED: Final = ("pack_linear", "pack_lstm")
 
 
 def aot_compile(
@@ -150,8 +150,7 @@ def compile_library(
     blob = Blob(put)
     if not options.freezing:  # the weights are what they are, so they go first
         blob.add(list(exported.constants.values()))
-    weights = frozenset(exported.constants) if options.freezing else frozenset()
-    tools = make_tools(options, start_compilation(), (), weights)
+    tools = make_tools(options, start_compilation(), (), frozenset(exported.constants))
     run = prepare(program.graph_module, [], tools)
     graph = library_graph(exported, run, tools)
     return write_library(exported, graph, plan_library(graph.module, tools.ctx), blob, levels)

@@ -55,10 +55,9 @@ def pack_for_onednn(weight: Tensor, rows: int | None) -> Tensor:
     return packed
 
 
-def pack_convolution(weight: Tensor, *shape: int | Sequence[int]) -> Tensor:
-    """A weight for `onednn_convolution`: padding, stride, dilation, groups, size of the image."""
-    packed: Tensor = operator_named("mkldnn::_reorder_convolution_weight")(weight, *shape)
-    return packed
+def convolution_packer() -> Any:
+    """Packs a weight for `onednn_convolution`: and padding, stride, …, the size of the image."""
+    return operator_named("mkldnn::_reorder_convolution_weight")
 
 
 def pack_transposed_convolution(weight: Tensor, *shape: int | Sequence[int]) -> Tensor:

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from stator.ops.libraries import (
+    convolution_packer,
     int8_convolution_packer,
     int8_linear_packer,
-    pack_convolution,
     pack_for_mkl,
     pack_for_onednn,
     pack_lstm,
@@ -33,18 +33,11 @@ def onednn_linear_weight(weight: Tensor, rows: int | None) -> Tensor:
     return pack_for_onednn(weight.contiguous(), rows)
 
 
-def onednn_convolution_weight(
-    weight: Tensor,
-    padding: Sequence[int],
-    stride: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    image: Sequence[int],
-) -> Tensor:
-    """`weight` for oneDNN's convolution with images of one size."""
+def onednn_convolution_weight(weight: Tensor, *shape: int | Sequence[int]) -> Tensor:
+    """`weight` for oneDNN's convolution: padding, stride, dilation, groups, size of the images."""
     last = torch.channels_last if weight.dim() == 4 else torch.channels_last_3d
     laid = weight.contiguous(memory_format=last) if weight.dim() > 3 else weight.contiguous()
-    return pack_convolution(laid, padding, stride, dilation, groups, image)
+    return _packed(PACKING[onednn_convolution_weight](laid, *shape))
 
 
 def onednn_transposed_convolution_weight(weight: Tensor, *shape: int | Sequence[int]) -> Tensor:
@@ -84,6 +77,10 @@ def _packed(packing: Packing) -> Tensor:
     return made
 
 
+def _convolution(weight: Tensor, *shape: Any) -> Packing:
+    return convolution_packer(), (weight, *shape)
+
+
 def _int8_linear(weight: Tensor, zero_points: Tensor | None, shape: Any) -> Packing:
     return int8_linear_packer(), (_centred(weight, zero_points), shape)
 
@@ -96,6 +93,7 @@ def _int8_convolution(
 
 # What a function above calls in the end, and with what: for those that do it later, elsewhere.
 PACKING: Final[Mapping[Any, Callable[..., Packing]]] = {
+    onednn_convolution_weight: _convolution,
     int8_linear_weight: _int8_linear,
     int8_convolution_weight: _int8_convolution,
 }

@@ -117,7 +117,9 @@ def _numbered(
             call, plain = _packing(node.name, recipe, [source.value for source in sources])
             packing.append(call)
             for place, value in plain.items():
-                found[place] = Constant(f"_folded_{place}", value, FOLDED)
+                own = (one for one in sources if not made.frozen and _is_same(one.value, value))
+                folded = Constant(f"_folded_{place}", value, FOLDED)
+                found[place] = next(own, folded)
             continue
         value = recipe.make([source.value for source in sources])
         if value.layout is not torch.strided:
@@ -126,6 +128,11 @@ def _numbered(
         kind = FOLDED if recipe.steps else sources[0].kind
         found[node.name] = Constant(name, value, kind)
     return dict(zip(found, blob.add(list(found.values())), strict=True)), packing
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors are one: the weight itself is packed, and may be replaced."""
+    return one.data_ptr() == other.data_ptr() and one.stride() == other.stride()
 
 
 def _packing(

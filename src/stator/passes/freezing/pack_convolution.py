@@ -67,7 +67,7 @@ def pack_convolution(graph: fx.Graph, ctx: Ctx) -> int:
         found = _convolution(node)
         if found is None or node.args[1] not in settled:
             continue
-        reason = _why_not(found)
+        reason = _why_not(found, measures=ctx.has_python)
         if reason is None and not ctx.fuel.spend(f"pack_convolution: {node.name}"):
             continue
         said = "reads its weight packed by oneDNN" if reason is None else f"not packed: {reason}"
@@ -91,7 +91,8 @@ def _convolution(node: fx.Node) -> Convolution | None:
     return None
 
 
-def _why_not(found: Convolution) -> str | None:
+def _why_not(found: Convolution, *, measures: bool) -> str | None:
+    """None if it should read its weight packed; a package, for other machines, measures nothing."""
     image, weight = (source.meta["val"] for source in found.node.args[:2])
     if image.device.type != "cpu" or image.dtype not in FLOATS or weight.dtype is not image.dtype:
         return "it is not of float32 or bfloat16 on the CPU"
@@ -101,6 +102,8 @@ def _why_not(found: Convolution) -> str | None:
         return "its image lies in an order of its own"
     if found.is_transposed and any(map(operator.ge, *found.shape[1:3])):
         return "its result is padded by a stride or more"  # oneDNN takes no such one
+    if not measures:
+        return None if found.layout is None else "it gives an image by rows"
     key = (found.pack, *map(kind_of, found.node.args[:3]), str((found.shape, found.behind)))
     way, seconds = fastest(key, lambda: _ways(found))
     return f"it is no faster ({in_words(seconds)})" if way == "plain" else None

@@ -22,7 +22,7 @@ def add_into_convolution(graph: fx.Graph, ctx: Ctx) -> int:
     Only to what is in memory anyway, and is read no more behind: there the sum costs nothing.
     """
     convolve, plus = onednn_convolution(), onednn_convolution_plus()
-    if convolve is None or plus is None:
+    if convolve is None or plus is None or not ctx.has_python:  # C cannot pass its numbers
         return 0
     inside = 0
     for node in graph.find_nodes(op="call_function", target=aten.add.Tensor):
