@@ -132,7 +132,7 @@ def _numbered(
 
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors are one: the weight itself is packed, and may be replaced."""
-    return one.data_ptr() == other.data_ptr() and one.stride() == other.stride()
+    return bool(one.data_ptr() == other.data_ptr() and one.stride() == other.stride())
 
 
 def _packing(
