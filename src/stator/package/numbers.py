@@ -60,6 +60,8 @@ def _made_callable(call: Call) -> list[Step]:
     if _is_known(call):
         return _made_already(call)
     given = given_arguments(call.target, call.args, call.kwargs)
+    if call.symbol is None and call.target in WITH_NUMBERS and _has_fractions(given):
+        call = replace(call, symbol=symbol_of(WITH_NUMBERS[call.target], CPU))
     if call.target in _SUMS and _has_fractions(given):
         symbol = symbol_of(WITH_NUMBERS[aten.add.Tensor], CPU)
         given = _SUMS[call.target](*given)

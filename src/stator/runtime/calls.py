@@ -16,7 +16,7 @@ from stator.loops.index import Index
 from stator.loops.values import product
 from stator.lower.sizes import Sizes
 from stator.ops.writes import onto
-from stator.runtime.native.shims import FRESH, INTO_MEMORY, WITH_NUMBERS, symbol_of
+from stator.runtime.native.shims import FRESH, INTO_MEMORY, symbol_of
 from stator.runtime.plan import Allocation, Call, View
 from stator.torch_api import is_fake, keeps_nothing
 
@@ -53,10 +53,7 @@ def through_c(call: Call, node: fx.Node, sizes: Sizes, device: torch.device) -> 
         layout = _layout(made, sizes)
         if layout is not None and made.dtype in TORCH_DTYPES:
             return replace(call, symbol=symbol, out=Allocation(call.name, *layout, made.dtype))
-    name = FRESH.get(call.target)
-    if isinstance(made, torch.Tensor) and (made.is_floating_point() or made.is_complex()):
-        name = name or WITH_NUMBERS.get(call.target)
-    symbol = symbol_of(name, device)
+    symbol = symbol_of(FRESH.get(call.target), device)
     return call if symbol is None else replace(call, symbol=symbol)
 
 
