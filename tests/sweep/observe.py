@@ -260,7 +260,8 @@ def _deadline(seconds: float) -> Iterator[None]:
         raise OutOfTimeError(f"still running after {seconds:g} s")
 
     previous = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    # Again and again: where nobody catches it, in a destructor say, Python drops an exception.
+    signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
     try:
         yield
     finally:
