@@ -114,12 +114,11 @@ class _Own:
         if way is None:
             return None
         old = node.args[way.place]
-        if not isinstance(old, fx.Node) or node.all_input_nodes.count(old) != 1:
+        if not isinstance(old, fx.Node) or node.args.count(old) != 1:  # it would read its result
             return None
-        before, after = old.meta["val"], node.meta["val"]
-        alike = (before.dtype, before.size(), before.stride()) == (
-            *(after.dtype, after.size(), after.stride()),
-        )
+        before, after = (value.meta["val"] for value in (old, node))
+        layouts = [(one.dtype, one.size(), one.stride()) for one in (before, after)]
+        alike = layouts[0] == layouts[1]
         is_free = old.name in self.totals and old.name not in self.gone
         return old.name if alike and is_free and self.last[old.name] == number else None
 

@@ -171,6 +171,12 @@ def of_floats_again(x: Tensor, w: Tensor, scales: Tensor, b: Tensor) -> Tensor:
     return F.conv2d(y, weight, b) + y
 
 
+def to_the_image(x: Tensor, w: Tensor, scales: Tensor, b: Tensor) -> Tensor:
+    weight = dequantized_weight(w, scales)
+    y = dequantized(requantized(F.conv2d(dequantized(x), weight, b), torch.uint8))
+    return requantized(F.conv2d(y, weight, b) + y, torch.uint8)
+
+
 def to_the_input(x: Tensor, w: Tensor, scales: Tensor, b: Tensor) -> Tensor:
     y = dequantized(x)
     return requantized(F.conv2d(y, dequantized_weight(w, scales), b) + y, torch.uint8)
@@ -183,6 +189,7 @@ def to_the_input(x: Tensor, w: Tensor, scales: Tensor, b: Tensor) -> Tensor:
         (read_later, False),
         (of_other_integers, False),
         (of_floats_again, False),
+        (to_the_image, False),
         (to_the_input, False),
     ],
 )

@@ -40,8 +40,13 @@ def residual(block: Block, x: Tensor) -> Any:
 
 def two_in_a_row(block: Block, x: Tensor) -> Any:
     y = block.first(x)
-    z = block.second(y) + y
-    return block.third(z) + z
+    z = block.second(y.exp()) + y
+    return block.third(z.exp()) + z
+
+
+def to_the_image(block: Block, x: Tensor) -> Any:
+    y = block.second(x)
+    return block.first(y) + y
 
 
 def two_convolutions(block: Block, x: Tensor) -> Any:
@@ -102,6 +107,7 @@ def spread(block: Block, x: Tensor) -> Any:
         (part_read_later, 0),
         (to_the_input, 0),
         (to_itself, 0),
+        (to_the_image, 0),
         (spread, 0),
     ],
 )

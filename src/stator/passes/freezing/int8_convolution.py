@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -69,7 +70,8 @@ def int8_convolution(graph: fx.Graph, ctx: Ctx) -> int:
             continue
         if ctx.fuel.spend(f"int8_convolution: {node.name}"):
             plain = found.image.is_dynamic or node.meta["val"].dim() != 4
-            inside, may_add = (INSIDE, _may_add) if ctx.has_python else (INSIDE - BOUNDED, None)
+            may_add = partial(_may_add, _unlaid(found.image.source)) if ctx.has_python else None
+            inside = INSIDE if ctx.has_python else INSIDE - BOUNDED
             tail = Tail.of([node], frozenset()) if plain else Tail.of([node], inside, may_add)
             ctx.record.notes.append(f"{node.name} {tail.told()}")
             _rewrite(found, tail)
@@ -144,14 +146,16 @@ def _rewrite(found: Convolution, tail: Tail) -> None:
     tail.take_place(moved(_put_back(made, node.meta["val"], builder), tail.moves, builder))
 
 
-def _may_add(old: Integers, add: fx.Node) -> bool:
-    """Whether the library may add to the integers where they lie.
+def _may_add(image: fx.Node, old: Integers, add: fx.Node) -> bool:
+    """Whether the library, which reads `image`, may add to the integers where they lie.
 
     As its own result would lie, and as nobody reads them any more.
     """
     node = _unlaid(old.source)
     last = LAST[4]
-    if node.op == "placeholder" or not node.meta["val"].is_contiguous(memory_format=last):
+    if node is image or node.op == "placeholder":
+        return False
+    if not node.meta["val"].is_contiguous(memory_format=last):
         return False
     found = (user for reader in (node, old.source) for user in _reads(reader))
     return all(user is add or user < add for user in found)

@@ -31,6 +31,8 @@ def add_into_convolution(graph: fx.Graph, ctx: Ctx) -> int:
             continue
         convolution, other = parts
         reason = _why_not(node, other, (convolve, plus, aten.convolution.default))
+        if convolution.args[0] is other:
+            reason = f"{other.name} is its image"
         if reason is None and not ctx.fuel.spend(f"add_into_convolution: {node.name}"):
             continue
         said = "is inside of" if reason is None else "is not inside of"
