@@ -47,10 +47,7 @@ from torch.fx.experimental.proxy_tensor import (
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, rebind_unbacked
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import (
-    is_traceable_wrapper_subclass,
-    transform_subclass,
-)
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass, transform_subclass
 
 __all__ = [
     "BELOW_AUTOGRAD",
@@ -85,6 +82,7 @@ __all__ = [
 _F = TypeVar("_F", bound=Any)
 _Key = torch._C.DispatchKey
 _KeySet = torch._C.DispatchKeySet
+SIZE_RULES: Final[Any] = _Key.Meta  # under which operators have rules for the sizes of results
 
 # A compiled graph has autograd, version counters, view tracking and autocast behind it already: its
 # operators start at the device's kernels.

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
+from stator.aot.trace import refuse_guessed_sizes
+from stator.errors import Unsupported
 from tests.parity import check, compiled
 
 
@@ -315,3 +317,13 @@ def test_a_failed_check_on_a_number_raises_as_eager_does() -> None:
         return x * size
 
     check(fn, leaf(3), torch.tensor(5), fullgraph=True)
+
+
+def test_a_size_that_torch_guesses_is_not_believed() -> None:
+    """Some versions run an operator without a rule on zeros: of these one is unique."""
+    graph = fx.Graph()
+    node = graph.call_function(torch.ops.aten._unique.default, (graph.placeholder("x"),))
+    node.meta["val"] = (torch.empty(1), torch.empty(0))
+
+    with pytest.raises(Unsupported, match="sizes depend on values"):
+        refuse_guessed_sizes(graph)

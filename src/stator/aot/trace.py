@@ -32,10 +32,12 @@ from stator.aot.subclasses import Layout, Plain, Wrapped, layout_of, put_togethe
 from stator.aot.tokens import strip_tokens
 from stator.aot.views import View, geometry_between, steps_between
 from stator.core.torch_types import Flat
+from stator.errors import Unsupported
 from stator.graph.edit import draws_numbers
 from stator.graph.generators import gpus_of
 from stator.graph.verify import note_line
 from stator.torch_api import (
+    SIZE_RULES,
     CountListWrites,
     FakeTensorMode,
     autocast_cache_off,
@@ -118,7 +120,31 @@ def trace(
         ):
             stack.enter_context(context)
         module = make_fx(tracer.joint)(*tracer.plain)
+    refuse_guessed_sizes(module.graph)
     return tracer.finish(module)
+
+
+def refuse_guessed_sizes(graph: fx.Graph) -> None:
+    """Raise where a size that depends on values is a plain number.
+
+    Where torch has no rule for an operator's result, it runs the operator on zeros and takes the
+    sizes that come out for the true ones: torch 2.11 does so with aten._unique.
+    """
+    for node in graph.nodes:
+        if torch.Tag.dynamic_output_shape not in getattr(node.target, "tags", ()):
+            continue
+        if node.target.has_kernel_for_dispatch_key(SIZE_RULES):
+            continue  # plain sizes are found where values do not matter
+        value = node.meta["val"]
+        tensors = [value] if isinstance(value, torch.Tensor) else value
+        if not any(isinstance(size, torch.SymInt) for tensor in tensors for size in tensor.size()):
+            raise Unsupported(
+                "trace",
+                f"{node.target} gives tensors whose sizes depend on values, and this torch has no "
+                "rule for them",
+                where=node.stack_trace,
+                hint="a newer torch may have one; the graph runs in eager mode",
+            )
 
 
 def _is_static(inputs: Sequence[Any]) -> bool:
