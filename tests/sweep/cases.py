@@ -51,6 +51,11 @@ class Unit:
         return operators()[self.op]
 
     @property
+    def gives_any_values(self) -> bool:
+        """Whether its results are memory that nobody filled; torch 2.11 does not say so itself."""
+        return bool(getattr(self.info, "has_nondeterministic_output", "empty" in self.op))
+
+    @property
     def function(self) -> Callable[..., Any]:
         """What is compiled: the operator itself or its in-place method."""
         function: Callable[..., Any] = (
