@@ -253,3 +253,38 @@ def test_less_budget_takes_no_more_memory_in_a_network_of_convolutions() -> None
     peaks = [simulated.peak(choose(joint, classes, Wish(budget=b))) for b in BUDGETS]
 
     assert all(less <= LEVEL * more for less, more in pairwise(peaks))
+
+
+# What belongs to the caller
+
+
+def through_wide(x: Tensor) -> list[Tensor]:
+    """Of x in half precision eager keeps sums in float32, and not x."""
+    wide = x.float()
+    return [((wide + 1).square() * (wide + 2).square()).sum(1)]
+
+
+def test_of_a_narrow_input_that_eager_does_not_keep_a_copy_is() -> None:
+    """The caller may write to it before the backward runs."""
+    x, tangent = leaf(64, 500).bfloat16().detach().requires_grad_(), torch.randn(64)
+    (expected,) = torch.autograd.grad(through_wide(x), x, tangent)
+
+    halves = split(
+        traced(through_wide, x), lambda joint, classes, _: choose(joint, classes, Wish())
+    )
+    assert halves.backward is not None
+    _, *saved = halves.forward(x.detach())
+    with torch.no_grad():
+        x.zero_()
+
+    assert [one.dtype for one in saved] == [torch.bfloat16]
+    torch.testing.assert_close(halves.backward(*saved, tangent), (expected,))
+
+
+def test_no_copy_is_kept_where_a_value_of_its_width_serves() -> None:
+    joint = Joint.of(traced(lambda x: [x.exp().sum(1)], leaf(64, 500)))
+
+    cut = choose(joint, classify(joint), Wish())
+
+    assert not cut.copied
+    assert not set(joint.primals) & set(cut.kept)

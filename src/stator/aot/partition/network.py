@@ -40,6 +40,7 @@ class Cut:
     # Values that the backward computes before all else, from what is kept, to compute the rest from
     # them when it is needed: all else on the way to them is computed twice, and lives shortly.
     relays: tuple[fx.Node, ...] = ()
+    copied: frozenset[fx.Node] = frozenset()  # of what is kept: inputs, of which copies are
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +92,12 @@ class Network:
         repeated = near_sink[2::2]
         kept = near_sink[3::2] & ~repeated
         cost = keep[kept].sum() + again[repeated].sum()
+        chosen = tuple(compress(self.nodes, kept))
         return Cut(
-            tuple(compress(self.nodes, kept)),
+            chosen,
             frozenset(compress(self.nodes, repeated)),
             round(cost),
+            copied=frozenset(node for node in chosen if self.weights[node].is_copied),
         )
 
     @property

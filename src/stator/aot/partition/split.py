@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -59,6 +59,8 @@ def _build(traced: Traced, joint: Joint, classes: Classes, cut: Cut | None) -> S
     if cut is None:
         forward = _forward(traced, joint, classes.forward, [])
         return Split(forward, None, (), inputs, outputs)
+    copies = dict.fromkeys(cut.copied, aten.clone.default)
+    joint = replace(joint, keepers={**joint.keepers, **copies})
     saved, extras = _places(traced, joint, cut)
     return Split(
         _forward(traced, joint, forward_nodes(classes, cut), extras),

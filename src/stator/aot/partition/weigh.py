@@ -67,6 +67,7 @@ class Weight:
     keep: float  # traffic, if it is kept
     again: float  # traffic and work, if it is computed again
     why: str = ""  # what decided, where it is not the figures
+    is_copied: bool = False  # a copy is kept, since the value belongs to the caller
 
     def price(self, per_byte: float) -> float:
         """The cost of keeping it where a byte of memory costs `per_byte`."""
@@ -124,7 +125,9 @@ class Scales:
         if self.joint.keepers.get(node) is aten.clone.default:
             return Weight(held, 3 * held, NEVER, "an input that is overwritten")
         if not self._is_safe(node):
-            return Weight(0, NEVER, NEVER, "an input that the caller may write to")
+            # Worth it where the input is narrower than what eager keeps of it.
+            why = "a copy of an input that the caller may write to"
+            return Weight(held, 3 * held, NEVER, why, is_copied=True)
         return Weight(0, held, NEVER, "an input")
 
     def _is_safe(self, node: fx.Node) -> bool:
