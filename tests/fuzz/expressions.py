@@ -31,7 +31,7 @@ LIMIT: Final = 8.0  # … up to this, apart from NaN and infinities
 _NUMBERS: Final = (0.0, 1.0, -1.5, 0.25, 3.0, -0.0, float("inf"), float("-inf"))
 _PLACES: Final = (I64, I64, DType.I32, DType.U8)  # types in which indices are computed
 SHIFT: Final = Index.of(Symbol("n0", is_signed=True))  # a number that may be negative
-_RANDOM: Final = (Prim.THREEFRY_0, Prim.THREEFRY_1)
+_RANDOM: Final = (Prim.THREEFRY_0, Prim.THREEFRY_1, Prim.THREEFRY_ONE)
 _INTEGER_UNARY: Final = (Prim.NEG, Prim.ABS, Prim.NOT)
 _INTEGER_BINARY: Final = (
     *(Prim.ADD, Prim.SUB, Prim.MUL, Prim.DIV, Prim.MOD, Prim.MIN, Prim.MAX),

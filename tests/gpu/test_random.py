@@ -112,3 +112,25 @@ def test_eagers_own_numbers_on_request() -> None:
     """The harness asks for them: `fallback_random`."""
     check(dropped, randn(77, 33, grad=True), seed=11)
     check(lambda x: torch.rand_like(x) + torch.randn_like(x), randn(50), seed=11)
+
+
+@pytest.mark.parametrize("size", [(4096,), (64, 130), (33, 77), (5, 6, 8), (3, 20000)], ids=str)
+def test_a_mask_is_the_same_in_every_shape_of_kernel(size: tuple[int, ...]) -> None:
+    """Element by element two words come from the same rounds, along rows too; numbers stay."""
+
+    def along_rows(x: Tensor) -> Tensor:
+        return dropped(x - x.amax(-1, keepdim=True))
+
+    torch.manual_seed(4)
+    flat = compiled(dropped)(torch.ones(size, device=DEVICE))
+    torch.manual_seed(4)
+    rows = compiled(along_rows)(torch.arange(size[-1], device=DEVICE).float().expand(size) - 2.0)
+    torch.manual_seed(4)
+    turned = compiled(lambda x: dropped(x.mT.contiguous().mT))(
+        torch.ones(size, device=DEVICE) if len(size) > 1 else torch.ones(1, *size, device=DEVICE)
+    )
+
+    assert torch.equal(
+        rows == 0, (flat == 0) | (torch.arange(size[-1], device=DEVICE) == size[-1] - 1)
+    )
+    assert torch.equal(turned.reshape(size) == 0, flat == 0)

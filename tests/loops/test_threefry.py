@@ -11,7 +11,7 @@ import torch
 
 from stator.loops import interp
 from stator.loops.prims import Prim
-from stator.loops.threefry import threefry
+from stator.loops.threefry import threefry, threefry_one
 
 Pair = tuple[int, int]
 
@@ -66,3 +66,11 @@ def test_a_bit_of_the_counter_or_the_key_changes_half_of_the_result() -> None:
 
     assert all(14 <= count <= 50 for count in counts)  # of 64; 4.5 deviations
     assert 31 < sum(counts) / len(counts) < 33
+
+
+@pytest.mark.parametrize("number", [0, 1, 6, 7, (1 << 32) - 1, 1 << 32, (5 << 32) + 3])
+def test_two_neighbours_share_the_words_of_their_half(number: int) -> None:
+    half = number >> 1
+    words = threefry((5, 6), (half & 0xFFFFFFFF, half >> 32))
+
+    assert threefry_one((5, 6), (number & 0xFFFFFFFF, number >> 32)) == words[number & 1]

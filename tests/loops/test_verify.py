@@ -24,7 +24,7 @@ from stator.loops.ir import (
     Store,
 )
 from stator.loops.parse import parse
-from stator.loops.prims import Prim
+from stator.loops.prims import RANDOM, Prim
 from stator.loops.verify import argument_count, verify
 from tests.fuzz.kernels import kernels
 
@@ -220,7 +220,6 @@ def applied(prim: Prim, dtype: DType) -> Kernel:
 
 
 LOGIC: Final = (Prim.AND, Prim.OR, Prim.XOR, Prim.NOT, Prim.SHL, Prim.SHR)
-RANDOM: Final = (Prim.THREEFRY_0, Prim.THREEFRY_1)
 
 
 @pytest.mark.parametrize("prim", Prim, ids=lambda prim: prim.name.lower())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ from stator.loops.build import Body, cast
 from stator.loops.index import Index
 from stator.loops.ir import Apply, Buffer, Cast, Const, Expr, Load
 from stator.loops.prims import Prim
-from stator.loops.threefry import threefry
+from stator.loops.threefry import Words, threefry, threefry_one
 from stator.ops.table import Pointwise, Promotion
 
 TO_TORCH: Final = {ours: theirs for theirs, ours in TORCH_DTYPES.items()}
@@ -52,10 +52,15 @@ def fused_multiply_add(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
         return torch.from_numpy(np.asarray(total).astype(np.float64)).to(x.dtype)
 
 
+def _pairs(words: Sequence[Tensor]) -> tuple[Words, Words]:
+    """A key and a counter, in 64-bit integers."""
+    wide = [word.to(torch.int64) & 0xFFFFFFFF for word in words]
+    return (wide[0], wide[1]), (wide[2], wide[3])
+
+
 def random_words(*words: Tensor) -> tuple[Tensor, Tensor]:
     """Both words of a key (the first two) and a counter (the last two)."""
-    wide = [word.to(torch.int64) & 0xFFFFFFFF for word in words]
-    first, second = threefry((wide[0], wide[1]), (wide[2], wide[3]))
+    first, second = threefry(*_pairs(words))
     return first.to(torch.int32), second.to(torch.int32)
 
 
@@ -119,6 +124,7 @@ EVALUATE: Final[Mapping[Prim, Callable[..., Tensor]]] = {
     Prim.HYPOT: torch.hypot,
     Prim.THREEFRY_0: lambda *words: random_words(*words)[0],
     Prim.THREEFRY_1: lambda *words: random_words(*words)[1],
+    Prim.THREEFRY_ONE: lambda *words: threefry_one(*_pairs(words)).to(torch.int32),
 }
 
 

@@ -84,6 +84,8 @@ class Prim(Enum):
     # i32: 64 random bits, of (key, key, counter, counter); see threefry.py
     THREEFRY_0 = auto()  # the first word
     THREEFRY_1 = auto()  # the second
+    THREEFRY_ONE = auto()  # of (key, key, number, number): one of the two words of its half
 
 
+RANDOM = frozenset({Prim.THREEFRY_0, Prim.THREEFRY_1, Prim.THREEFRY_ONE})
 COMPARISONS = frozenset({Prim.EQ, Prim.NE, Prim.LT, Prim.LE, Prim.GT, Prim.GE, Prim.IS_NAN})

@@ -32,5 +32,12 @@ def threefry(key: Words, counter: Words) -> Words:
     return x, y
 
 
+def threefry_one(key: Words, number: Words) -> Any:
+    """One word at random: neighbours share rounds, the even one takes the first word of both."""
+    low, high = number
+    first, second = threefry(key, (low >> 1 | high << 31 & _WORD, high >> 1))
+    return first + (second - first) * (low & 1)
+
+
 def _rotated(word: Any, count: int) -> Any:
     return (word << count | word >> 32 - count) & _WORD

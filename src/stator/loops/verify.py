@@ -45,7 +45,7 @@ from stator.loops.ir import (
     Within,
     result_dtype,
 )
-from stator.loops.prims import COMPARISONS, Prim
+from stator.loops.prims import COMPARISONS, RANDOM, Prim
 from stator.loops.text import statement_text
 
 _NAME: Final = re.compile(r"[A-Za-z_]\w*")
@@ -91,7 +91,7 @@ _TAKES: Final[dict[Prim, Takes]] = {
     **dict.fromkeys((Prim.SHL, Prim.SHR), _is_integer),
     **dict.fromkeys((*_CHOICE, *COMPARISONS), _is_any),
     **dict.fromkeys((Prim.TO_F16, Prim.TO_BF16), lambda dtype: dtype is DType.F32),
-    **dict.fromkeys((Prim.THREEFRY_0, Prim.THREEFRY_1), lambda dtype: dtype is DType.I32),
+    **dict.fromkeys(RANDOM, lambda dtype: dtype is DType.I32),
 }
 _BINARY: Final = frozenset(
     {Prim.ADD, Prim.SUB, Prim.MUL, Prim.DIV, Prim.MOD, Prim.MIN, Prim.MAX}
@@ -100,7 +100,6 @@ _BINARY: Final = frozenset(
     | {Prim.COPYSIGN, Prim.ATAN2, Prim.POW, Prim.HYPOT}
 )
 _TERNARY: Final = frozenset({Prim.WHERE, Prim.FMA})
-_OF_FOUR: Final = frozenset({Prim.THREEFRY_0, Prim.THREEFRY_1})
 _COMBINES: Final[dict[Combine, Takes]] = {
     Combine.SUM: _is_number,
     Combine.PROD: _is_number,
@@ -113,7 +112,7 @@ _COMBINES: Final[dict[Combine, Takes]] = {
 
 def argument_count(prim: Prim) -> int:
     """How many arguments a primitive takes."""
-    if prim in _OF_FOUR:
+    if prim in RANDOM:
         return 4
     return 3 if prim in _TERNARY else 2 if prim in _BINARY else 1
 

@@ -2,9 +2,9 @@
 
 `draw_seed` alone touches torch's generator, once a call of a graph and device.  The stream is the
 number of the random node in its graph: Threefry makes a key of seed and stream, and then the bits
-of each element from that key and the element's number in row-major order.  So the bits depend
-neither on the layout nor on the threads, and a graph that goes on to draw more keeps what it drew
-before.
+of each element from that key and the element's number in row-major order; where one word is enough
+for an element, two neighbours share the two words of their half.  So the bits depend neither on the
+layout nor on the threads, and a graph that goes on to draw more keeps what it drew before.
 
 The rules in `random.py` make loops of these functions.  Called, they compute the same with torch,
 slowly: for where a graph runs without kernels.
@@ -19,7 +19,7 @@ from typing import Final, TypeAlias
 import torch
 from torch import Tensor
 
-from stator.loops.threefry import threefry
+from stator.loops.threefry import Words, threefry, threefry_one
 
 WORD: Final = (1 << 32) - 1
 SECOND_BLOCK: Final = 1 << 31  # in the counter's upper word: no tensor has that many elements
@@ -86,7 +86,7 @@ def coins(
         kind = torch.float64 if p.dtype is torch.float64 else torch.float32
         is_head = _fractions(seed, stream, size, kind) < p
     else:
-        is_head = _signed(_words(seed, stream, size)[0]) < threshold(p)
+        is_head = _signed(_word(seed, stream, size)) < threshold(p)
     return _laid(is_head.to(dtype), order)
 
 
@@ -136,21 +136,33 @@ def largest_below(high: float, low: float, digits: int) -> float:
 
 def _words(seed: Tensor, stream: int, size: Sequence[int], block: int = 0) -> tuple[Tensor, Tensor]:
     """Two words for each element, in 64-bit integers."""
-    below, above = (seed.long() & WORD).unbind()
-    key = threefry((below, above), (stream, 0))
-    number = torch.arange(math.prod(size), device=seed.device).reshape(tuple(size))
+    key, number = _numbered(seed, stream, size)
     first, second = threefry(key, (number & WORD, number >> 32 ^ block))
     return first, second
+
+
+def _word(seed: Tensor, stream: int, size: Sequence[int]) -> Tensor:
+    """One word for each element, likewise."""
+    key, number = _numbered(seed, stream, size)
+    word: Tensor = threefry_one(key, (number & WORD, number >> 32))
+    return word
+
+
+def _numbered(seed: Tensor, stream: int, size: Sequence[int]) -> tuple[Words, Tensor]:
+    """The key of a stream, and the numbers of the elements."""
+    below, above = (seed.long() & WORD).unbind()
+    number = torch.arange(math.prod(size), device=seed.device).reshape(tuple(size))
+    return threefry((below, above), (stream, 0)), number
 
 
 def _fractions(
     seed: Tensor, stream: int, size: Sequence[int], dtype: torch.dtype, block: int = 0
 ) -> Tensor:
     """Numbers of [0, 1) in f32, or in f64 if that is the type."""
-    first, second = _words(seed, stream, size, block)
     digits = DIGITS[dtype]
     if dtype is not torch.float64:
-        return (first >> 32 - digits).float() * 2.0**-digits
+        return (_word(seed, stream, size) >> 32 - digits).float() * 2.0**-digits
+    first, second = _words(seed, stream, size, block)
     return ((second >> 11 << 32) + (first ^ 1 << 31)).double() * 2.0**-digits
 
 

@@ -31,8 +31,10 @@ _TERMS: Final = {DType.F32: 7, DType.F64: 11}
 Draw = Callable[..., tuple[Expr, Expr]]  # two words for a point
 
 
-def _words(t: Builder, result: Result, seed: Value, stream: int) -> Draw:
-    """Two random words for each point of the result."""
+def _numbered(
+    t: Builder, result: Result, seed: Value, stream: int
+) -> tuple[tuple[Expr, Expr], Callable[[Point], tuple[Expr, Expr]]]:
+    """The key of a stream, and the number of a point, in two words."""
     # Handed over, so that the layers of a model share one kernel.
     number = IndexValue(DType.I32, t.handed(stream))
     start = seed.load((Index.of(0),)), seed.load((Index.of(1),)), number, const(0, DType.I32)
@@ -40,13 +42,30 @@ def _words(t: Builder, result: Result, seed: Value, stream: int) -> Draw:
     total = product(result.size).constant
     few = total is not None and total <= 1 << 32
 
-    def draw(point: Point, block: int = 0) -> tuple[Expr, Expr]:
+    def number_of(point: Point) -> tuple[Expr, Expr]:
         number = flat(point, result.size)
         above = const(0, DType.I32) if few else IndexValue(DType.I32, number // (1 << 32))
-        counter = IndexValue(DType.I32, number), _b.xor(above, block) if block else above
+        return IndexValue(DType.I32, number), above
+
+    return key, number_of
+
+
+def _words(t: Builder, result: Result, seed: Value, stream: int) -> Draw:
+    """Two random words for each point of the result."""
+    key, number_of = _numbered(t, result, seed, stream)
+
+    def draw(point: Point, block: int = 0) -> tuple[Expr, Expr]:
+        low, high = number_of(point)
+        counter = low, _b.xor(high, block) if block else high
         return _b.threefry_0(*key, *counter), _b.threefry_1(*key, *counter)
 
     return draw
+
+
+def _one_word(t: Builder, result: Result, seed: Value, stream: int) -> Callable[[Point], Expr]:
+    """A random word for each point of the result: what two words would cost makes two of these."""
+    key, number_of = _numbered(t, result, seed, stream)
+    return lambda point: _b.threefry_one(*key, *number_of(point))
 
 
 def _top(word: Expr, count: int) -> Expr:
@@ -54,15 +73,22 @@ def _top(word: Expr, count: int) -> Expr:
     return _b.and_(_b.shr(word, 32 - count), (1 << count) - 1)
 
 
-def _fraction(words: tuple[Expr, Expr], dtype: DType) -> Expr:
-    """A number of [0, 1)."""
-    first, second = words
-    digits = _DIGITS[dtype]
-    if dtype is not DType.F64:
-        return _b.mul(cast(_top(first, digits), DType.F32), 2.0**-digits)
-    low = _b.add(cast(first, DType.F64), 2.0**31)
-    high = cast(_top(second, 21), DType.F64)
-    return _b.mul(_b.fma(high, 2.0**32, low), 2.0**-digits)
+def _fractions(
+    t: Builder, result: Result, seed: Value, stream: int, dtype: DType
+) -> Callable[[Point], Expr]:
+    """A number of [0, 1) for each point, with the digits of a type."""
+    if dtype is DType.F64:
+        words = _words(t, result, seed, stream)
+        return lambda point: _wide_fraction(words(point))
+    word, digits = _one_word(t, result, seed, stream), _DIGITS[dtype]
+    return lambda point: _b.mul(cast(_top(word(point), digits), DType.F32), 2.0**-digits)
+
+
+def _wide_fraction(words: tuple[Expr, Expr]) -> Expr:
+    """A number of [0, 1) in f64."""
+    low = _b.add(cast(words[0], DType.F64), 2.0**31)
+    high = cast(_top(words[1], 21), DType.F64)
+    return _b.mul(_b.fma(high, 2.0**32, low), 2.0 ** -_DIGITS[DType.F64])
 
 
 @lowers(draws.uniform)
@@ -71,10 +97,10 @@ def uniform(
 ) -> Value:
     """low + (high - low) * u"""
     low, high = bounds
-    draw = _words(t, result, seed, stream)
+    fraction = _fractions(t, result, seed, stream, result.dtype)
 
     def load(point: Point) -> Expr:
-        part = _fraction(draw(point), result.dtype)
+        part = fraction(point)
         if (low, high) == (0, 1):
             return part
         inside = _b.add(_b.mul(part, high - low), float(low))
@@ -90,8 +116,8 @@ def normal(t: Builder, result: Result, seed: Value, stream: int, *options: Any) 
 
     def load(point: Point) -> Expr:
         if result.dtype is DType.F64:
-            above_zero = _b.add(_fraction(draw(point), DType.F64), 2.0**-54)
-            turn = _b.sub(_fraction(draw(point, draws.SECOND_BLOCK), DType.F64), 0.5)
+            above_zero = _b.add(_wide_fraction(draw(point)), 2.0**-54)
+            turn = _b.sub(_wide_fraction(draw(point, draws.SECOND_BLOCK)), 0.5)
         else:
             first, second = draw(point)
             above_zero = _b.fma(cast(_top(first, 31), DType.F32), 2.0**-31, _single(2.0**-32))
@@ -122,19 +148,18 @@ def coins(
 ) -> Value | None:
     """1 where u < p, else 0"""
     kind = result.dtype.computed_in
-    draw = _words(t, result, seed, stream)
     if not isinstance(p, Value):
         limit = draws.threshold(p)
         if limit == 1 << 31:
             return Value(result.size, result.dtype, lambda _: const(1, kind))
-        return Value(
-            result.size, result.dtype, lambda point: cast(_b.lt(draw(point)[0], limit), kind)
-        )
+        word = _one_word(t, result, seed, stream)
+        return Value(result.size, result.dtype, lambda point: cast(_b.lt(word(point), limit), kind))
     chance = broadcast(p, result.size)
     wide = DType.F64 if p.dtype is DType.F64 else DType.F32
+    fraction = _fractions(t, result, seed, stream, wide)
 
     def load(point: Point) -> Expr:
-        return cast(_b.lt(_fraction(draw(point), wide), chance.load(point)), kind)
+        return cast(_b.lt(fraction(point), chance.load(point)), kind)
 
     return Value(result.size, result.dtype, load)
 

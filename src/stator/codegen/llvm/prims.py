@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from stator.codegen.llvm import math
-from stator.codegen.llvm.threefry import emit_threefry
+from stator.codegen.llvm.threefry import emit_one, emit_threefry
 from stator.codegen.llvm.types import from_memory, register, to_memory
 from stator.codegen.llvm.writer import Writer
 from stator.core.dtypes import DType
@@ -191,4 +191,5 @@ _INTEGER: Final[dict[Prim, Emit]] = {
     Prim.SHR: _shift(left=False),
     Prim.THREEFRY_0: lambda w, args, dtype: emit_threefry(w, args)[0],
     Prim.THREEFRY_1: lambda w, args, dtype: emit_threefry(w, args)[1],
+    Prim.THREEFRY_ONE: lambda w, args, dtype: emit_one(w, args),
 }

@@ -24,6 +24,16 @@ def emit_threefry(w: Writer, args: list[str]) -> tuple[str, str]:
     return x, y
 
 
+def emit_one(w: Writer, args: list[str]) -> str:
+    """One random word of the key and a number: the number's last bit says which of two."""
+    key_0, key_1, low, high = args
+    shifted = _both(w, "lshr", low, "1"), _both(w, "shl", high, "31")
+    counter = _both(w, "or", *shifted), _both(w, "lshr", high, "1")
+    first, second = emit_threefry(w, [key_0, key_1, *counter])
+    is_odd = w.let(f"trunc i32 {low} to i1")
+    return w.let(f"select i1 {is_odd}, i32 {second}, i32 {first}")
+
+
 def _rotated(w: Writer, word: str, count: int) -> str:
     """Two shifts: LLVM makes the machine's rotation of them."""
     left, right = _both(w, "shl", word, str(count)), _both(w, "lshr", word, str(32 - count))

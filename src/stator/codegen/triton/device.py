@@ -100,6 +100,12 @@ def normal_cdf(x):
     return tl.where(x < 0, tail, 1.0 - tail)
 
 
+def coarse_tanh(x):
+    """To some ulp of f32, of the hardware's exponential; near 0, where 1 would cancel, a series."""
+    near = x * (1.0 - x * x * 0.3333333333333333)
+    return tl.where(tl.abs(x) < 0.0625, near, 1.0 - 2.0 / (tl.exp(x + x) + 1.0))
+
+
 # --- random bits: loops/threefry.py ---
 
 
@@ -152,16 +158,34 @@ def threefry_1(key_0, key_1, counter_0, counter_1):
     return y.to(tl.int32, bitcast=True)
 
 
+def threefry_one(key_0, key_1, low, high):
+    """One word for each number: its last bit says which of the two of its half."""
+    low = low.to(tl.uint32, bitcast=True)
+    high = high.to(tl.uint32, bitcast=True)
+    half = (low >> 1) | (high << 31)
+    x, y = threefry_words(key_0, key_1, half, high >> 1)
+    return tl.where((low & 1) == 0, x, y).to(tl.int32, bitcast=True)
+
+
+def threefry_pairs(key_0, key_1, half):
+    """Both words of each half: for numbers that follow each other rounds are done once."""
+    x, y = threefry_words(key_0, key_1, half.to(tl.int32), tl.full(half.shape, 0, tl.int32))
+    return tl.join(x.to(tl.int32, bitcast=True), y.to(tl.int32, bitcast=True))
+
+
 FUNCTIONS = (
     *(add, multiply, larger, smaller, larger_or_nan, smaller_or_nan),
     *(divided, remainder, floor_divided, floor_remainder, shifted_left, shifted_right),
     *(
         shifted_right_unsigned,
         normal_cdf,
+        coarse_tanh,
         rotated,
         four_rounds,
         threefry_words,
         threefry_0,
         threefry_1,
+        threefry_one,
+        threefry_pairs,
     ),
 )

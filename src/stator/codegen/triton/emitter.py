@@ -14,6 +14,7 @@ from typing import Final
 from stator.codegen.triton.prims import TYPES, apply_text, convert_text, number_text
 from stator.core.dtypes import DType
 from stator.loops.access import index_parts
+from stator.loops.build import const
 from stator.loops.index import (
     Axis,
     Clamped,
@@ -40,6 +41,7 @@ from stator.loops.ir import (
     Within,
     walk,
 )
+from stator.loops.prims import Prim
 
 ATOMICS: Final = {Combine.SUM: "add", Combine.MAX: "max", Combine.MIN: "min"}
 
@@ -74,6 +76,7 @@ class Emitter:
     rows: dict[tuple[Axis, ...], Dim] = field(default_factory=dict)  # inner axes in one block
     accumulators: dict[str, str] = field(default_factory=dict)
     places: dict[Index, str] = field(default_factory=dict)  # computed already
+    halves: dict[Index, str] = field(default_factory=dict)  # of counts that begin at even numbers
     values: dict[tuple[Expr, tuple[Mask, ...]], str] = field(default_factory=dict)
     is_coarse: bool = False  # all that it reads and writes is of half precision
     chosen: tuple[Mask, ...] = ()  # conditions under which the present value is needed
@@ -96,9 +99,9 @@ class Emitter:
         """A block of lines; what it computes is not in scope behind it."""
         self.line(head)
         self.depth += 1
-        known = dict(self.values), dict(self.places), dict(self.axes)
+        known = dict(self.values), dict(self.places), dict(self.axes), dict(self.halves)
         yield
-        self.values, self.places, self.axes = known
+        self.values, self.places, self.axes, self.halves = known
         self.depth -= 1
 
     # --- indices ---
@@ -187,6 +190,8 @@ class Emitter:
                 return self.constant(expr.value, expr.dtype)
             case Load():
                 return self._load(expr)
+            case Apply(prim=Prim.THREEFRY_ONE) if half := self._half(expr):
+                return self._pairs(expr, half)
             case Apply():
                 args = [self.value(arg) for arg in expr.args]
                 dtype, coarse = expr.args[-1].dtype, self.is_coarse
@@ -202,6 +207,25 @@ class Emitter:
                 return self._choice(expr)
             case _:
                 raise AssertionError(f"no text for {type(expr).__name__}")
+
+    def _half(self, draw: Apply) -> str | None:
+        """Half of the numbers for which words are drawn, where they follow each other in pairs."""
+        number, above = draw.args[2:]
+        if not isinstance(number, IndexValue) or above != const(0, DType.I32):
+            return None
+        for count, half in self.halves.items():
+            rest = number.index - count
+            if all(factor % 2 == 0 for _, factor in rest.terms):
+                return f"{self.index(rest // 2)} + {half}" if rest.terms else half
+        return None
+
+    def _pairs(self, draw: Apply, half: str) -> str:
+        """Both words of each half, side by side."""
+        keys = ", ".join(map(self.value, draw.args[:2]))
+        number = draw.args[2]
+        assert isinstance(number, IndexValue), "it has a half"
+        shape = self.shape(self.dims_of(number.index))
+        return self.let(f"tl.reshape(threefry_pairs({keys}, {half}), {shape})")
 
     def constant(self, value: float, dtype: DType) -> str:
         """A number as a block of one element."""

@@ -9,7 +9,14 @@ from typing import Final
 
 from stator.codegen.llvm.shape import arguments_of, symbols_of
 from stator.codegen.triton.emitter import Dim, Emitter
-from stator.codegen.triton.online import AT_ONCE, close_totals, is_online, open_totals, take_in
+from stator.codegen.triton.online import (
+    AT_ONCE,
+    close_totals,
+    is_online,
+    open_totals,
+    take_in,
+    together,
+)
 from stator.codegen.triton.prims import TYPES, number_text
 from stator.codegen.triton.shape import Shape, is_coarse, is_wide, power, shape_of
 from stator.core.dtypes import DType
@@ -27,7 +34,7 @@ from stator.loops.ir import (
     Within,
     loads_of,
 )
-from stator.loops.values import product
+from stator.loops.values import flat, product
 from stator.lower.split import neutral
 from stator.schedule.coalesce import moved
 
@@ -111,9 +118,17 @@ def _flat(kernel: Kernel, shape: Shape) -> list[str]:
     total = product([axis.size for axis in kernel.outer])
     e.dims = (Dim("x", str(shape.outer), _mask(e, "x_", total, shape.outer)),)
     e.decode(kernel.outer, "x_", "x")
+    if shape.outer > 1:
+        half = f"{_program(kernel)} * {shape.outer // 2} + tl.arange(0, {shape.outer // 2})"
+        e.halves[_flat_count(kernel.outer)] = half
     for stage in kernel.stages:
         _statements(e, stage.body)
     return e.lines
+
+
+def _flat_count(axes: Sequence[Axis]) -> Index:
+    """The number of an iteration, the last axis fastest."""
+    return flat([Index.of(axis) for axis in axes], [axis.size for axis in axes])
 
 
 def _tiles(kernel: Kernel, shape: Shape) -> list[str]:
@@ -175,13 +190,15 @@ def _rows(kernel: Kernel, shape: Shape) -> list[str]:
     e.dims = (Dim("x", str(shape.outer), _mask(e, "x_", count, shape.outer)), row)
     e.decode(kernel.outer, "x_", "x")
     done = 0
-    for number, stage in enumerate(kernel.stages):
+    stages = together(kernel.stages)
+    for number, stage in enumerate(stages):
         if number < done:
             continue
-        if _reads_what_was_stored(kernel, number):
+        following = stages[number + 1] if number + 1 < len(stages) else None
+        if _reads_what_was_stored(kernel, stages[:number], stage):
             e.line("tl.debug_barrier()")
-        if not shape.is_whole(stage.inner) and is_online(kernel.stages, number):
-            _online(e, stage, kernel.stages[number + 1], shape.inner)
+        if following and not shape.is_whole(stage.inner) and is_online(stage, following):
+            _online(e, stage, following, shape.inner)
             done = number + 2
         else:
             _stage(e, stage, shape)
@@ -210,11 +227,11 @@ def _online(e: Emitter, first: Stage, second: Stage, block: int) -> None:
     close_totals(e, first, second)
 
 
-def _reads_what_was_stored(kernel: Kernel, number: int) -> bool:
+def _reads_what_was_stored(kernel: Kernel, earlier: Sequence[Stage], stage: Stage) -> bool:
     """Whether a stage loads from memory that an earlier one of the same program wrote."""
-    stored = {s.buffer for e in kernel.stages[:number] for s in e.body if isinstance(s, Store)}
+    stored = {s.buffer for e in earlier for s in e.body if isinstance(s, Store)}
     stored |= {read for written, read in kernel.shares if written in stored}
-    loaded = {load.buffer for s in kernel.stages[number].body for load in loads_of(s.value)}
+    loaded = {load.buffer for s in stage.body for load in loads_of(s.value)}
     return bool(stored & loaded)
 
 
@@ -234,6 +251,9 @@ def _enter_inner(
     """The inner axes of a block, or of one of some that are taken together."""
     name = e.let(f"{start}tl.arange(0, {block})[None, :]", "r")
     e.decode(stage.inner, name, "r")
+    if block > 1:
+        first = "" if start == "" else f"({start}0) // 2 + "
+        e.halves[_flat_count(stage.inner)] = f"{first}tl.arange(0, {block // 2})[None, :]"
     return Dim("r", str(block), _mask(e, name, length, blocks * block))
 
 

@@ -13,17 +13,33 @@ from collections.abc import Sequence
 from typing import Final
 
 from stator.codegen.triton.emitter import Emitter
-from stator.loops.ir import Accumulate, Accumulated, Apply, Combine, Stage
+from stator.loops.ir import Accumulate, Accumulated, Apply, Combine, Stage, Store, loads_of
 from stator.loops.prims import Prim
 
 AT_ONCE: Final = 4  # blocks that are met together: they shrink the sum once
 
 
-def is_online(stages: Sequence[Stage], number: int) -> bool:
-    """Whether a stage and the one behind it are such a pair."""
-    if number + 1 >= len(stages):
-        return False
-    first, second = stages[number], stages[number + 1]
+def together(stages: Sequence[Stage]) -> list[Stage]:
+    """The stages with such pairs side by side: what stands between, and stores for the row, waits.
+
+    The totals may be results too: then the largest is stored before the sum begins.
+    """
+    ordered = list(stages)
+    for number in range(len(ordered)):
+        last = number + 1
+        while last < len(ordered) and not ordered[last].inner:
+            last += 1
+        between = ordered[number + 1 : last]
+        if last == len(ordered) or not between or not is_online(ordered[number], ordered[last]):
+            continue
+        stored = {s.buffer for stage in between for s in stage.body if isinstance(s, Store)}
+        if not any(load.buffer in stored for s in ordered[last].body for load in loads_of(s.value)):
+            ordered[number + 1 : last + 1] = [ordered[last], *between]
+    return ordered
+
+
+def is_online(first: Stage, second: Stage) -> bool:
+    """Whether two stages are such a pair."""
     if first.inner != second.inner or len(first.body) != 1 or len(second.body) != 1:
         return False
     (largest,), (total,) = first.body, second.body

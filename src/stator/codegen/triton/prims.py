@@ -75,11 +75,13 @@ _LIBDEVICE: Final[Mapping[Prim, str]] = {
 _COARSE: Final[Mapping[Prim, str]] = {
     Prim.EXP: "tl.exp({})",
     Prim.DIV: "({} / {})",
+    Prim.TANH: "coarse_tanh({})",
 }
 
 _OWN: Final[Mapping[Prim, str]] = {
     Prim.THREEFRY_0: "threefry_0",
     Prim.THREEFRY_1: "threefry_1",
+    Prim.THREEFRY_ONE: "threefry_one",
 }
 
 
