@@ -27,6 +27,11 @@ MANIFEST: Final = "extra/stator.json"
 MODEL: Final = "data/aotinductor/model"
 LIBRARY: Final = f"{MODEL}/model.wrapper"  # .so, or object files; torch's loader wants that name
 WEIGHTS: Final = f"{LIBRARY}.weights"
+# What a library needs, by the kind of device that it is for.
+NEEDED: Final = {
+    "cpu": ("libtorch_cpu.so",),
+    "cuda": ("libtorch_cpu.so", "libtorch_cuda.so", "libcuda.so.1"),
+}
 PAGE: Final = 4096
 CHUNK: Final = 4 << 20  # bytes of weights that have a digest of their own
 _HEAD: Final = {  # what torch's loaders read first
@@ -152,6 +157,14 @@ class Package:
     manifest: Mapping[str, Any]
     files: Mapping[str, bytes]
     start: int  # of the weights in the file
+
+    @property
+    def made_for(self) -> str:
+        """The device, for people."""
+        if self.manifest["device"] == "cpu":
+            return "CPU"
+        major, minor = divmod(int(self.manifest["capability"]), 10)
+        return f"GPU of compute capability {major}.{minor}"
 
     @property
     def size(self) -> int:
