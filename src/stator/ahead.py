@@ -163,7 +163,8 @@ def compile_library(
     if not options.freezing:  # the weights are what they are, so they go first
         blob.add(list(exported.constants.values()))
     tools = make_tools(options, start_compilation(), (), frozenset(exported.constants))
-    run = prepare(program.graph_module, [], tools)
+    with torch.no_grad():  # attention goes to the kernel that eager takes without gradients
+        run = prepare(program.graph_module, [], tools)
     graph = library_graph(exported, run, tools)
     return write_library(exported, graph, plan_library(graph.module, tools.ctx), blob, targets)
 

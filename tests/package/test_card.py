@@ -200,6 +200,49 @@ def test_the_stream_that_torchs_runner_gives(build: Build) -> None:
     assert "aoti_torch_create_cuda_stream_guard" not in card.names()
 
 
+class Mixed(nn.Module):
+    """A constant of the CPU among tensors of a GPU, and rows that may not be there."""
+
+    def forward(self, x: Tensor, rows: Tensor) -> Tensor:
+        """Some rows."""
+        taken: Tensor = torch.ops.aten.index.Tensor(x * torch.tensor(2.0), [rows])
+        return taken.tanh() + torch.arange(4, device=x.device)
+
+
+def test_constants_of_the_cpu_stay_there(build: Build) -> None:
+    x, rows = torch.randn(5, 4), torch.tensor([0, 3, 2])
+    card, path = build(Mixed(), (x, rows))
+    told = read_package(path).manifest["constants"]
+
+    assert [one["device"] for one in told] == ["cpu"]
+    torch.testing.assert_close(card.loaded(path)(x, rows), Mixed()(x, rows))
+
+
+def test_what_is_required_is_asserted_on_the_device(build: Build) -> None:
+    x, rows = torch.randn(5, 4), torch.tensor([0, 3, 2])
+    card, path = build(Mixed(), (x, rows))
+    loaded = card.loaded(path)
+    card.asked.clear()
+    loaded(x, rows)
+
+    called = [given[1] for given in card.asked if given[0] == "aoti_torch_call_dispatcher"]
+    assert called[-2:] == [b"aten::logical_not", b"aten::_assert_async"]
+    with pytest.raises(RuntimeError, match="index is out of bounds for dimension 0 with size 5"):
+        loaded(x, torch.tensor([0, 9, 2]))
+
+
+def test_without_kernels_torch_runs_all(build: Build) -> None:
+    class Product(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x @ x.mT).tanh()
+
+    x = torch.randn(5, 4)
+    card, path = build(Product(), (x,), kernels=False)
+
+    torch.testing.assert_close(card.loaded(path)(x), Product()(x))
+    assert "cuLaunchKernel" not in card.names()
+
+
 # --- what lies otherwise ---
 
 

@@ -97,6 +97,12 @@ def write_code(
     own = blob.add([_added(i, value) for i, value in enumerate(added)])
     places = {kernel: number for number, kernel in enumerate(plan.entries)}
     levels, capability, device = targets.levels, targets.capability, targets.device
+    if plan.on_gpu and capability is None:
+        raise Unsupported(
+            "package",
+            f"it makes tensors on {plan.device}, and neither takes nor holds one there",
+            hint="move the model, or an input, to the GPU",
+        )
     runtime = runtime_text(device) + ("" if capability is None else card_text(capability))
     told = Signature(inputs, numbers, dict(zip(map(id, added), own, strict=True)), len(blob.held))
     packed = len(made_once(plan))
