@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Final, Self
 
@@ -42,6 +43,14 @@ _HEAD: Final = {  # what torch's loaders read first
 }
 _COMMENT: Final = re.compile(rb"stator (\d+) (\d{20}) (\d{20}) ([0-9a-f]{64})")
 _COMMENT_BYTES: Final = 7 + 1 + 1 + 20 + 1 + 20 + 1 + 64
+
+
+def own_version() -> str:
+    """Which Stator this is."""
+    try:
+        return version("stator")
+    except PackageNotFoundError:  # it is on the path, as it lies in its repository
+        return "not installed"
 
 
 def write_package(
@@ -196,11 +205,11 @@ def _read(path: Path, file: IO[bytes], checks_weights: bool) -> Package:
             hint="torch's own packages are loaded by torch; build this one again with "
             "stator.aot_compile",
         )
-    version, start, size = (int(found[number]) for number in (1, 2, 3))
-    if version != FORMAT:
+    form, start, size = (int(found[number]) for number in (1, 2, 3))
+    if form != FORMAT:
         raise PackageError(
             path,
-            f"it is of format {version}, and this stator reads {FORMAT}",
+            f"it is of format {form}, and this stator reads {FORMAT}",
             hint="use the stator that built it, or build it again",
         )
     if start + size > end or _digest_around(file, start, size, end) != found[4].decode():

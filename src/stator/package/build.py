@@ -6,13 +6,12 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
-from stator.package.archive import FORMAT, LIBRARY, NEEDED, PAGE, PackageWriter
+from stator.package.archive import FORMAT, LIBRARY, NEEDED, PAGE, PackageWriter, own_version
 from stator.package.host import Input
 from stator.package.library import Code, Library, Targets
 from stator.package.link import link
@@ -97,7 +96,7 @@ def manifest_of(targets: Targets) -> dict[str, Any]:
     """What every package tells of itself."""
     return {
         "format": FORMAT,
-        "stator": version("stator"),
+        "stator": own_version(),
         "torch": torch.__version__,
         "system": "linux",
         "machine": "x86_64",
