@@ -17,23 +17,26 @@ from torch.export import ExportedProgram, export
 
 from stator.core.collector import collector_off
 from stator.core.events import start_compilation
-from stator.errors import CompileError, OptionError
+from stator.errors import CompileError, OptionError, Unsupported
 from stator.options import Options, read_options
 from stator.package.archive import PackageWriter
 from stator.package.blob import Blob
 from stator.package.build import finish_archive, write_file, write_shared
+from stator.package.card import capability_of, card_of
 from stator.package.joint import compile_joint, finish_joint
-from stator.package.library import Library, write_library
+from stator.package.library import Library, Targets, write_library
 from stator.package.link import LINKERS, find_linker
 from stator.package.planned import Planned
 from stator.package.program import Exported, library_graph
 from stator.package.tables import LEVELS
 from stator.pipeline import make_tools, plan_library, prepare
+from stator.runtime.fused import begin_workers
 from stator.torch_api import pytree
 
-_OURS: Final = ("output_path", "levels", "linker")
+_OURS: Final = ("output_path", "levels", "linker", "gpu_arch")
 # Whether these gain is measured, and would differ from build to build.
 _PACKED: Final = ("pack_linear", "pack_lstm")
+_ON_THE_CPU: Final = Targets(tuple(LEVELS))
 
 
 def aot_compile(
@@ -47,9 +50,10 @@ def aot_compile(
     """Compile a model ahead of time; the path of what was written.
 
     `output_path` ending in `.pt2` gives a package, `.so` a library alone.  Further options:
-    `levels`, of x86-64, that it has kernels for (1, 3 with AVX2, 4 with AVX-512); `linker`, False
-    for a package without a linked library; and those of `stator.Options`.  `dynamic_shapes` are
-    those of torch.export.
+    `levels`, of x86-64, that it has kernels for (1, 3 with AVX2, 4 with AVX-512); `gpu_arch`, the
+    compute capability of the card (90) where it is not the one here; `linker`, False for a package
+    without a linked library; and those of `stator.Options`.  `dynamic_shapes` are those of
+    torch.export.  A model whose tensors lie on a GPU gives a package for such GPUs.
     """
     given = dict(options or {})
     path, levels, linker = _own_options(given)
@@ -59,13 +63,14 @@ def aot_compile(
     else:
         module = model if isinstance(model, torch.nn.Module) else _as_module(model)
         program = export(module, args, dict(kwargs or {}), dynamic_shapes=dynamic_shapes)
+    targets = _targets(program, levels, given.get("gpu_arch"))
     if path.suffix == ".so":
-        return _write_library_alone(path, program, chosen, linker, levels)
+        return _write_library_alone(path, program, chosen, linker, targets)
 
     def write(part: Path) -> None:
         with PackageWriter(part) as package:
-            library = compile_library(program, chosen, package.put, levels)
-            finish_archive(package, library, linker, levels)
+            library = compile_library(program, chosen, package.put, targets)
+            finish_archive(package, library, linker, targets)
 
     return write_file(path, write)
 
@@ -75,7 +80,7 @@ def _write_library_alone(
     program: ExportedProgram,
     options: Options,
     linker: str | None,
-    levels: Sequence[int],
+    targets: Targets,
 ) -> str:
     if linker is None:
         raise CompileError(
@@ -84,7 +89,7 @@ def _write_library_alone(
             hint="give a path that ends in .pt2: a package needs none",
         )
     weights: list[Any] = []
-    library = compile_library(program, options, weights.append, levels)
+    library = compile_library(program, options, weights.append, targets)
     return write_file(path, lambda part: write_shared(part, library, linker, weights))
 
 
@@ -120,6 +125,13 @@ def aot_compile_joint(
     chosen = _settled(read_options(None, {k: v for k, v in given.items() if k not in _OURS}))
     program = export(model, args, dict(kwargs or {}))
     exported = Exported.of(program)
+    if card_of(exported.fakes) is not None:
+        raise Unsupported(
+            "package",
+            "packages for training are for the CPU",
+            hint="train on a GPU with torch.compile(backend='stator'), and package what came of it",
+        )
+    targets = Targets(levels)
     leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs or {})) if torch.is_tensor(leaf)]
     pairs = zip(exported.names, leaves, strict=True)
     exported.asking |= {place for place, leaf in pairs if leaf.requires_grad}
@@ -131,8 +143,8 @@ def aot_compile_joint(
 
     def write(part: Path) -> None:
         with PackageWriter(part) as package:
-            joint = compile_joint(exported, run, tools, plan, package.put, levels)
-            finish_joint(package, joint, linker, levels)
+            joint = compile_joint(exported, run, tools, plan, package.put, targets)
+            finish_joint(package, joint, linker, targets)
 
     return write_file(path, write)
 
@@ -142,7 +154,7 @@ def compile_library(
     program: ExportedProgram,
     options: Options,
     put: Callable[[Any], object],
-    levels: Sequence[int] = tuple(LEVELS),
+    targets: Targets = _ON_THE_CPU,
 ) -> Library:
     """All that a library of an exported program is linked of; `put` takes its weights."""
     options = _settled(options)
@@ -151,9 +163,19 @@ def compile_library(
     if not options.freezing:  # the weights are what they are, so they go first
         blob.add(list(exported.constants.values()))
     tools = make_tools(options, start_compilation(), (), frozenset(exported.constants))
-    run = prepare(program.graph_module, [], tools)
+    with torch.no_grad():  # attention goes to the kernel that eager takes without gradients
+        run = prepare(program.graph_module, [], tools)
     graph = library_graph(exported, run, tools)
-    return write_library(exported, graph, plan_library(graph.module, tools.ctx), blob, levels)
+    return write_library(exported, graph, plan_library(graph.module, tools.ctx), blob, targets)
+
+
+def _targets(program: ExportedProgram, levels: Sequence[int], asked: Any) -> Targets:
+    """What a program is compiled for: the card that its tensors are on, if they are on one."""
+    card = card_of(Exported.of(program).fakes)
+    if card is None:
+        return Targets(levels)
+    begin_workers()
+    return Targets(levels, capability_of(card, asked))
 
 
 def _settled(options: Options) -> Options:

@@ -257,7 +257,7 @@ def inspect(package: Path) -> None:
     told, console = read.manifest, Console()
     console.print(
         f"{package.name}: stator {told['stator']}, torch {told['torch']}, {told['system']} on "
-        f"{told['machine']}, levels {', '.join(map(str, told['levels']))}"
+        f"{told['machine']}, levels {', '.join(map(str, told['levels']))}, {read.made_for}"
     )
     table = Table("", "name", "type", "size")
     for one in told["inputs"]:
@@ -329,6 +329,7 @@ def bench_package(
     """Time a package on made-up inputs: loading it, the first call, and calls after that."""
     import time
 
+    import torch
     from rich.progress import Progress
 
     from stator.package.trial import made_up_inputs, timed
@@ -337,10 +338,16 @@ def bench_package(
     model = _load_package(package)
     loaded = time.perf_counter() - start
     args, kwargs = made_up_inputs(model)
+
+    def call() -> None:
+        model(*args, **kwargs)
+        if model.manifest["device"] == "cuda":
+            torch.cuda.synchronize()  # a call only asks for the work
+
     with Progress(transient=True) as progress:
         task = progress.add_task("calling it", total=1.0)
         took = timed(
-            lambda: model(*args, **kwargs),
+            call,
             seconds,
             lambda share: progress.update(task, completed=share),
         )

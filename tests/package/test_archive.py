@@ -11,6 +11,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -214,3 +215,11 @@ def test_the_manifest_is_json(built: Callable[[str], Path]) -> None:
     assert [one["name"] for one in told["inputs"]] == ["x", "bias"]
     assert told["arguments"] == [["tensor"], ["fixed", 3], ["tensor"]]
     assert told["outputs"] == [0, 1, 2, ["constant", None]]
+
+
+def test_a_stator_that_is_not_installed_has_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(archive, "version", nowhere)
+    assert archive.own_version() == "not installed"

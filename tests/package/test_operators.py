@@ -102,7 +102,7 @@ def test_damaged_entries_are_left_out_and_replaced(tmp_path: Path) -> None:
 
 def test_another_version_compiles_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = compiled(tmp_path)
-    monkeypatch.setattr(operators, "version", lambda _: "9.9")
+    monkeypatch.setattr(operators, "own_version", lambda: "9.9")
     after = compiled(tmp_path)
     assert after != before
     assert [entry["stator"] for entry in entries(tmp_path)] == ["9.9"]

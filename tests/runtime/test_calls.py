@@ -145,7 +145,18 @@ def test_what_is_not_on_the_plan_s_gpu_is_torch_s(place: str, fakes: dict[str, T
     assert (call.symbol, call.out) == (None, None)
 
 
-def test_a_torch_without_gpus_is_called_by_python() -> None:
+def test_what_no_torch_has_is_called_by_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shims, "torch_symbol", lambda name: None)
+    monkeypatch.setattr(shims, "_elsewhere", lambda kind: frozenset())
+    with torch._subclasses.FakeTensorMode():
+        matrix = torch.empty(4, 4, device="cuda:0")
+
+    call = on_gpu(aten.mm.default, matrix, matrix)
+
+    assert (call.symbol, call.out) == (None, None)
+
+
+def test_a_torch_without_gpus_knows_what_one_with_them_has() -> None:
     if torch_symbol("aoti_torch_cuda_mm_out") is not None:
         pytest.skip("torch was built for GPUs")
     with torch._subclasses.FakeTensorMode():
@@ -153,7 +164,7 @@ def test_a_torch_without_gpus_is_called_by_python() -> None:
 
     call = on_gpu(aten.mm.default, matrix, matrix)
 
-    assert (call.symbol, call.out) == (None, None)
+    assert call.symbol == "aoti_torch_cuda_mm_out"  # packages are built without a card, too
 
 
 def test_a_view_of_what_is_on_the_plan_s_gpu(fakes: dict[str, Tensor]) -> None:

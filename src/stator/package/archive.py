@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Final, Self
 
@@ -27,6 +28,11 @@ MANIFEST: Final = "extra/stator.json"
 MODEL: Final = "data/aotinductor/model"
 LIBRARY: Final = f"{MODEL}/model.wrapper"  # .so, or object files; torch's loader wants that name
 WEIGHTS: Final = f"{LIBRARY}.weights"
+# What a library needs, by the kind of device that it is for.
+NEEDED: Final = {
+    "cpu": ("libtorch_cpu.so",),
+    "cuda": ("libtorch_cpu.so", "libtorch_cuda.so", "libcuda.so.1"),
+}
 PAGE: Final = 4096
 CHUNK: Final = 4 << 20  # bytes of weights that have a digest of their own
 _HEAD: Final = {  # what torch's loaders read first
@@ -37,6 +43,14 @@ _HEAD: Final = {  # what torch's loaders read first
 }
 _COMMENT: Final = re.compile(rb"stator (\d+) (\d{20}) (\d{20}) ([0-9a-f]{64})")
 _COMMENT_BYTES: Final = 7 + 1 + 1 + 20 + 1 + 20 + 1 + 64
+
+
+def own_version() -> str:
+    """Which Stator this is."""
+    try:
+        return version("stator")
+    except PackageNotFoundError:  # it is on the path, as it lies in its repository
+        return "not installed"
 
 
 def write_package(
@@ -154,6 +168,14 @@ class Package:
     start: int  # of the weights in the file
 
     @property
+    def made_for(self) -> str:
+        """The device, for people."""
+        if self.manifest["device"] == "cpu":
+            return "CPU"
+        major, minor = divmod(int(self.manifest["capability"]), 10)
+        return f"GPU of compute capability {major}.{minor}"
+
+    @property
     def size(self) -> int:
         """Bytes of weights."""
         return int(self.manifest["weights"]["bytes"])
@@ -183,11 +205,11 @@ def _read(path: Path, file: IO[bytes], checks_weights: bool) -> Package:
             hint="torch's own packages are loaded by torch; build this one again with "
             "stator.aot_compile",
         )
-    version, start, size = (int(found[number]) for number in (1, 2, 3))
-    if version != FORMAT:
+    form, start, size = (int(found[number]) for number in (1, 2, 3))
+    if form != FORMAT:
         raise PackageError(
             path,
-            f"it is of format {version}, and this stator reads {FORMAT}",
+            f"it is of format {form}, and this stator reads {FORMAT}",
             hint="use the stator that built it, or build it again",
         )
     if start + size > end or _digest_around(file, start, size, end) != found[4].decode():

@@ -40,14 +40,15 @@ class Blob:
             offset = places[key] + start - spans[key][0]
             place = (tuple(value.size()), tuple(value.stride()), offset, end - start)
             self.numbers[constant.name] = len(self.held)
-            self.held.append(Held(constant.name, value.dtype, constant.kind, *place))
+            held = Held(constant.name, value.dtype, constant.kind, *place, device=constant.device)
+            self.held.append(held)
         return [self.numbers[constant.name] for constant in constants]
 
     def _place(self, storage: torch.UntypedStorage, low: int, high: int) -> int:
         place = self.size
-        whole = torch.empty(0, dtype=torch.uint8).set_(storage)
+        whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
         if high > low:
-            self.put(whole[low:high].numpy())
+            self.put(whole[low:high].cpu().numpy())
             self.size += high - low
             self.pad(ALIGNMENT)
         return place

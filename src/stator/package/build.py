@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
-from stator.package.archive import FORMAT, LIBRARY, PAGE, PackageWriter
+from stator.package.archive import FORMAT, LIBRARY, NEEDED, PAGE, PackageWriter, own_version
 from stator.package.host import Input
-from stator.package.library import Code, Library
+from stator.package.library import Code, Library, Targets
 from stator.package.link import link
 from stator.package.program import TENSOR
 from stator.package.tables import MARK, Held
@@ -40,7 +40,7 @@ def write_file(path: Path, write: Callable[[Path], None]) -> str:
 
 def write_shared(path: Path, library: Library, linker: str, weights: Sequence[Any]) -> None:
     """Machine code, the weights from a page on, and where they begin."""
-    code = link(linker, [library.code.host, *library.code.kernels.values()])
+    code = _linked(library.code, linker)
     with path.open("wb") as out:
         out.write(code)
         if weights:
@@ -51,16 +51,16 @@ def write_shared(path: Path, library: Library, linker: str, weights: Sequence[An
 
 
 def finish_archive(
-    package: PackageWriter, library: Library, linker: str | None, levels: Sequence[int]
+    package: PackageWriter, library: Library, linker: str | None, targets: Targets
 ) -> None:
     """All but the weights of a model's package."""
     files = {
-        f"{LIBRARY}_metadata.json": b'{"AOTI_DEVICE_KEY": "cpu"}',
+        f"{LIBRARY}_metadata.json": _metadata(targets),
         f"{LIBRARY}.cpp": _NO_SOURCE,
         **library_files(LIBRARY, library.code, linker),
     }
     manifest = {
-        **manifest_of(levels),
+        **manifest_of(targets),
         "kind": "model",
         "in_spec": library.names.in_spec,
         "out_spec": library.names.out_spec,
@@ -72,24 +72,37 @@ def finish_archive(
     package.finish(manifest, files)
 
 
+def _metadata(targets: Targets) -> bytes:
+    """What torch's loader asks for; it warns where the capability is another than the card's."""
+    told = {"AOTI_DEVICE_KEY": targets.device}
+    if targets.capability is not None:
+        told["AOTI_COMPUTE_CAPABILITY"] = str(targets.capability)
+    return json.dumps(told).encode()
+
+
+def _linked(code: Code, linker: str) -> bytes:
+    return link(linker, [code.host, *code.kernels.values()], NEEDED[code.device])
+
+
 def library_files(stem: str, code: Code, linker: str | None) -> dict[str, bytes]:
     """A library, or where there is no linker what it would be linked of."""
     if linker is not None:
-        return {f"{stem}.so": link(linker, [code.host, *code.kernels.values()])}
+        return {f"{stem}.so": _linked(code, linker)}
     kernels = {f"{stem}_kernels_{level}.o": data for level, data in code.kernels.items()}
     return {f"{stem}.o": code.host, **kernels}
 
 
-def manifest_of(levels: Sequence[int]) -> dict[str, Any]:
+def manifest_of(targets: Targets) -> dict[str, Any]:
     """What every package tells of itself."""
     return {
         "format": FORMAT,
-        "stator": version("stator"),
+        "stator": own_version(),
         "torch": torch.__version__,
         "system": "linux",
         "machine": "x86_64",
-        "device": "cpu",
-        "levels": list(levels),
+        "device": targets.device,
+        "levels": list(targets.levels),
+        **({} if targets.capability is None else {"capability": targets.capability}),
     }
 
 
@@ -109,6 +122,7 @@ def constants_told(held: Sequence[Held]) -> list[dict[str, Any]]:
             "offset": one.offset,
             "bytes": one.bytes,
             "folded": one.is_folded,
+            "device": one.device,
         }
         for one in held
     ]
@@ -120,6 +134,7 @@ def input_told(given: Input) -> dict[str, Any]:
         "name": given.name,
         "dtype": str(given.dtype).removeprefix("torch."),
         "size": list(map(_shown, given.size, given.ranges)),
+        "device": given.device,
     }
 
 

@@ -3,8 +3,9 @@
 ; A set is one piece of memory: a handle for each constant, then the address of each one's data,
 ; then a handle for all that runs pack of them, when it is there.
 
-%constant = type { ptr, i64, i64, i32, i32, i32, i32, ptr, ptr }
-; name, place in the blob, bytes; type, kind, dimensions, whether it was folded; sizes, strides
+%constant = type { ptr, i64, i64, i32, i32, i32, i32, ptr, ptr, i32 }
+; name, place in the blob, bytes; type, kind, dimensions, whether it was folded; sizes, strides;
+; kind of device
 %mapping = type { ptr, i64, i64 }  ; start and bytes of a file in memory, tensors that are on it
 %pair = type { ptr, ptr }  ; name and tensor
 
@@ -13,6 +14,7 @@ declare i32 @open(ptr, i32, ...) nonlazybind
 declare i32 @close(i32) nonlazybind
 declare i64 @lseek(i32, i64, i32) nonlazybind
 declare i32 @aoti_torch_new_tensor_handle(ptr, ptr) nonlazybind
+declare i32 @aoti_torch__alloc_from_pool(ptr, i64, i32, i64, ptr, ptr, ptr) nonlazybind
 
 ; --- sets of constants ---
 
@@ -80,16 +82,60 @@ done:
   ret void
 }
 
-; A set of constants as they lie in a blob, which %mapping owns (null: somebody else does).
-define internal ptr @set_on_blob(ptr %blob, ptr %mapping) {
+@one = internal constant i64 1
+@blob_text = text "the weights"
+
+; A tensor of bytes on the program's device, with all that is in the blob; a CPU needs none.
+define internal i32 @copy_to_device(ptr %blob, i32 %device, ptr %pool_at) {
+  %near_at = alloca ptr
+  %size_at = alloca i64
+  store ptr null, ptr %near_at
+  store ptr null, ptr %pool_at
+  %kind = load i32, ptr @device_type
+  %far = icmp ne i32 %kind, 0
+  br i1 %far, label %make, label %good
+make:
+  %bytes = load i64, ptr @blob_bytes
+  store i64 %bytes, ptr %size_at
+  %made = call i32 @aoti_torch_empty_strided(i64 1, ptr %size_at, ptr @one, i32 0, i32 %kind, i32 %device, ptr %pool_at)
+  %is_made = icmp eq i32 %made, 0
+  br i1 %is_made, label %look, label %fail
+look:
+  %seen = call i32 @torch_from_blob(ptr %blob, i64 1, ptr %size_at, ptr @one, i64 0, i32 0, i32 0, i32 -1, ptr %near_at, i32 0, ptr null, i64 0, ptr null, ptr null)
+  %is_seen = icmp eq i32 %seen, 0
+  br i1 %is_seen, label %copy, label %fail
+copy:
+  %pool = load ptr, ptr %pool_at
+  %near = load ptr, ptr %near_at
+  %copied = call i32 @aoti_torch_copy_(ptr %pool, ptr %near, i32 0)
+  call void @stator_drop_handle(ptr %near_at)
+  %is_copied = icmp eq i32 %copied, 0
+  br i1 %is_copied, label %good, label %fail
+good:
+  ret i32 0
+fail:
+  call void @stator_step_failed(ptr @blob_text)
+  call void @stator_drop_handle(ptr %pool_at)
+  ret i32 1
+}
+
+; A set of constants as they lie in a blob, which %mapping owns (null: somebody else does).  Those
+; of another device lie there in one copy of the blob, which goes with the last of them.
+define internal ptr @set_on_blob(ptr %blob, ptr %mapping, i32 %device) {
 entry:
+  %pool_at = alloca ptr
   %set = call ptr @new_set()
   %count = load i64, ptr @constant_count
   %owned = icmp ne ptr %mapping, null
   %deleter = select i1 %owned, ptr @leave_mapping, ptr null
+  %there = call i32 @copy_to_device(ptr %blob, i32 %device, ptr %pool_at)
+  %is_there = icmp eq i32 %there, 0
+  br i1 %is_there, label %start, label %fail
+start:
+  %pool = load ptr, ptr %pool_at
   br label %head
 head:
-  %i = phi i64 [ 0, %entry ], [ %next, %after ]
+  %i = phi i64 [ 0, %start ], [ %next, %after ]
   %more = icmp slt i64 %i, %count
   br i1 %more, label %body, label %done
 body:
@@ -107,6 +153,15 @@ body:
   %strides_at = getelementptr %constant, ptr %it, i64 0, i32 8
   %strides = load ptr, ptr %strides_at
   %slot = getelementptr ptr, ptr %set, i64 %i
+  %kind_at = getelementptr %constant, ptr %it, i64 0, i32 9
+  %kind = load i32, ptr %kind_at
+  %near = icmp eq i32 %kind, 0
+  br i1 %near, label %on_blob, label %in_pool
+in_pool:
+  %taken = call i32 @aoti_torch__alloc_from_pool(ptr %pool, i64 %place, i32 %dtype, i64 %dims, ptr %sizes, ptr %strides, ptr %slot)
+  %is_taken = icmp eq i32 %taken, 0
+  br i1 %is_taken, label %after, label %fail
+on_blob:
   %code = call i32 @torch_from_blob(ptr %data, i64 %dims, ptr %sizes, ptr %strides, i64 0, i32 %dtype, i32 0, i32 -1, ptr %slot, i32 0, ptr null, i64 0, ptr %deleter, ptr %mapping)
   %good = icmp eq i32 %code, 0
   br i1 %good, label %count_one, label %fail
@@ -120,9 +175,11 @@ after:
   %next = add i64 %i, 1
   br label %head
 fail:
+  call void @stator_drop_handle(ptr %pool_at)
   call void @free_set(ptr %set)
   ret ptr null
 done:
+  call void @stator_drop_handle(ptr %pool_at)
   call void @note_addresses(ptr %set)
   ret ptr %set
 }
@@ -174,6 +231,7 @@ short:
 @not_given = text "the constant is missing, and all were asked for"
 @other_type_text = text "the constant is of another type"
 @other_size_text = text "the constant is of another size"
+@other_place_text = text "the constant is on another device, and its memory cannot be used"
 @other_stride_text = text "the constant has other strides, and its memory cannot be used as it is"
 
 ; The number of a constant; -1: there is none of that name.
@@ -221,7 +279,7 @@ differs:
 }
 
 ; A constant of somebody's tensor, into %slot: that tensor itself, or a copy that lies as ours did.
-define internal i32 @take_constant(i64 %number, ptr %tensor, ptr %slot, i1 %itself) {
+define internal i32 @take_constant(i64 %number, ptr %tensor, ptr %slot, i1 %itself, i32 %device) {
 entry:
   %word = alloca i64
   %list_at = alloca ptr
@@ -257,7 +315,17 @@ bad_size:
   %size_code = call i32 @say_of(ptr %name, ptr @other_size_text)
   ret i32 %size_code
 how:
-  br i1 %itself, label %stride, label %copy
+  %kind_at = getelementptr %constant, ptr %it, i64 0, i32 9
+  %kind = load i32, ptr %kind_at
+  br i1 %itself, label %where, label %copy
+where:
+  call i32 @aoti_torch_get_device_type(ptr %tensor, ptr %word)
+  %its_kind = load i32, ptr %word
+  %same_kind = icmp eq i32 %its_kind, %kind
+  br i1 %same_kind, label %stride, label %bad_place
+bad_place:
+  %place_code = call i32 @say_of(ptr %name, ptr @other_place_text)
+  ret i32 %place_code
 stride:
   call i32 @aoti_torch_get_strides(ptr %tensor, ptr %list_at)
   %its_strides = load ptr, ptr %list_at
@@ -270,7 +338,7 @@ share:
   %shared = call i32 @aoti_torch_new_tensor_handle(ptr %tensor, ptr %slot)
   ret i32 %shared
 copy:
-  %made = call i32 @aoti_torch_empty_strided(i64 %dims, ptr %sizes, ptr %strides, i32 %dtype, i32 0, i32 0, ptr %slot)
+  %made = call i32 @aoti_torch_empty_strided(i64 %dims, ptr %sizes, ptr %strides, i32 %dtype, i32 %kind, i32 %device, ptr %slot)
   %is_made = icmp eq i32 %made, 0
   br i1 %is_made, label %fill, label %fail
 fill:
@@ -286,7 +354,7 @@ fail:
 }
 
 ; A set with some constants given; the others are those of %base, unless all must be given.
-define internal ptr @set_of_pairs(ptr %base, ptr %pairs, i64 %pair_count, i1 %full, i1 %itself) {
+define internal ptr @set_of_pairs(ptr %base, ptr %pairs, i64 %pair_count, i1 %full, i1 %itself, i32 %device) {
 entry:
   %set = call ptr @new_set()
   %count = load i64, ptr @constant_count
@@ -309,7 +377,7 @@ unknown:
 take:
   %slot = getelementptr ptr, ptr %set, i64 %number
   call void @stator_drop_handle(ptr %slot)
-  %code = call i32 @take_constant(i64 %number, ptr %tensor, ptr %slot, i1 %itself)
+  %code = call i32 @take_constant(i64 %number, ptr %tensor, ptr %slot, i1 %itself, i32 %device)
   %good = icmp eq i32 %code, 0
   br i1 %good, label %taken, label %fail
 taken:

@@ -1,6 +1,6 @@
 """A plan as a function of a library, without Python: tensors are handles, errors are texts.
 
-i32 run(constants, inputs, outputs)   rows of handles; 0, or 1 and a message for the thread
+i32 run(constants, inputs, outputs, device)   rows of handles, a GPU's number; 0, or 1 and a message
 """
 
 from __future__ import annotations
@@ -24,9 +24,18 @@ from stator.runtime.memory import Memory
 from stator.runtime.native.calls import Calls
 from stator.runtime.native.dispatch import why_not_dispatched
 from stator.runtime.native.frame import Frame
-from stator.runtime.native.host import Host
-from stator.runtime.native.values import Borrowed, Handle, Look, Parts, Planned, Slot, Values
-from stator.runtime.plan import Allocation, Call, Plan, Require
+from stator.runtime.native.host import ENTER, Host
+from stator.runtime.native.values import (
+    DEVICE_TYPES,
+    Borrowed,
+    Handle,
+    Look,
+    Parts,
+    Planned,
+    Slot,
+    Values,
+)
+from stator.runtime.plan import ALIGNED, Allocation, Call, Launch, Plan, Require
 
 _DECLARED: Final = re.compile(r"^(?:declare|define)[^@\n]*@([\w.]+)\(", re.MULTILINE)
 
@@ -39,6 +48,7 @@ class Input:
     dtype: torch.dtype
     size: tuple[Index, ...]  # one that varies is a symbol, or follows from some
     ranges: tuple[tuple[int, int], ...]  # of every dimension, both ends within
+    device: str = "cpu"  # the kind that it is on
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +72,11 @@ def write_library_host(
 ) -> str:
     """LLVM text of a plan; `kernels` are places in a table, `runtime` is what stands before it."""
     return _LibraryHost(plan, memory, {}, None, places=kernels, signature=signature).text(runtime)
+
+
+def launcher_symbol(number: int) -> str:
+    """What the launcher of a GPU's kernel is called."""
+    return f"stator_launch_{number}"
 
 
 @dataclass(slots=True)
@@ -97,6 +112,17 @@ class _LibraryValues(Values):
         """Where a tensor could not be made, the run ends."""
         self.frame.require_memory(self.frame.is_zero(code))
 
+    def device_word(self, device: torch.device) -> str:
+        """A GPU is the one that the library was loaded on, whichever it was built on."""
+        if device.type == "cpu":
+            return super(_LibraryValues, self).device_word(device)
+        number = self.frame.w.let("zext i32 %device to i64")
+        return self.frame.w.let(f"or i64 {DEVICE_TYPES[device.type] << 32}, {number}")
+
+    def on_device(self) -> list[str]:
+        """The device as torch's C functions take it."""
+        return [f"i32 {DEVICE_TYPES[self.device.type]}", "i32 %device"]
+
     def take(self, name: str, value: Any) -> None:
         """A constant of the graph."""
         self.places[name] = Borrowed("%constants", self.constants[id(value)])
@@ -105,7 +131,7 @@ class _LibraryValues(Values):
         frame, place = self.frame, self.places[name]
         if isinstance(place, Borrowed) and place.row == "%constants":
             at = frame.w.let(f"getelementptr ptr, ptr %data, i64 {place.number}")
-            return frame.w.let(f"load ptr, ptr {at}")
+            return self._aligned(name, at)
         data = frame.room(1)
         handle, written = self.handle(name), name in self.written
         if name not in self.layouts:
@@ -121,10 +147,30 @@ class _LibraryValues(Values):
             if name in self.written & self.callers:
                 self.refuse(f"{name} is written to, and lies otherwise than it was built for")
             else:
-                at, slot = self._where(name)
-                given = [f"ptr {at}", f"ptr {slot}", *layout, kind, f"ptr {data}"]
-                frame.require(frame.is_zero(frame.call("i32", "stator_lay_out", *given)))
-        return frame.w.let(f"load ptr, ptr {data}")
+                self._lay_out_at(name, data)
+        return self._aligned(name, data)
+
+    def _aligned(self, name: str, data: str) -> str:
+        """The address at `data`, of a copy where kernels of a GPU expect it to begin elsewhere."""
+        frame = self.frame
+        address = frame.w.let(f"load ptr, ptr {data}")
+        if self.device.type == "cpu" or name not in self.layouts or name in self.loose:
+            return address
+        number = frame.w.let(f"ptrtoint ptr {address} to i64")
+        low = frame.w.let(f"and i64 {number}, {ALIGNED - 1}")
+        own = frame.room(1)
+        frame.put("ptr", address, own, 0)
+        with frame.unless(frame.w.let(f"icmp eq i64 {low}, 0")):
+            self._lay_out_at(name, own)
+        return frame.w.let(f"load ptr, ptr {own}")
+
+    def _lay_out_at(self, name: str, data: str) -> None:
+        """Put a copy that lies as kernels expect it in a tensor's place, its address to `data`."""
+        frame, (stride, dtype) = self.frame, self.layouts[name]
+        at, slot = self._where(name)
+        given = [f"ptr {at}", f"ptr {slot}", f"i64 {len(stride)}", f"ptr {frame.array(stride)}"]
+        given += [f"i32 {scalar_type(dtype)}", f"ptr {data}"]
+        frame.require(frame.is_zero(frame.call("i32", "stator_lay_out", *given)))
 
     def _where(self, name: str) -> tuple[str, str]:
         """Where a tensor's handle is, and a slot that owns what takes its place."""
@@ -132,6 +178,11 @@ class _LibraryValues(Values):
         match self.places[name]:
             case Handle(slot):
                 return frame.handle_at(slot), frame.handle_at(slot)
+            case Borrowed("%constants", number):  # of all runs: this one has its own copy
+                handle = self.handle(name)
+                at = frame.room(1)
+                frame.put("ptr", handle, at, 0)
+                return at, frame.handle_at(frame.new_handle())
             case Borrowed(row, number):
                 at = frame.w.let(f"getelementptr ptr, ptr {row}, i64 {number}")
                 return at, frame.handle_at(frame.new_handle())
@@ -204,10 +255,9 @@ def _in_torchs_words(call: Call) -> Call:
     if call.target is not draw_seed:
         return call
     bounds = (-(1 << 31), 1 << 31, [2])
-    return replace(call, target=torch.ops.aten.randint.low, args=bounds, kwargs=_SEED)
-
-
-_SEED: Final = {"dtype": torch.int32, "device": torch.device("cpu")}
+    device = next(iter((*call.args, *call.kwargs.values())), None) or torch.device("cpu")
+    words = {"dtype": torch.int32, "device": device}
+    return replace(call, target=torch.ops.aten.randint.low, args=bounds, kwargs=words)
 
 
 @dataclass(slots=True)
@@ -221,6 +271,8 @@ class _LibraryHost(Host):
         callers = frozenset(self.plan.inputs)
         self.values = _LibraryValues(self.frame, self.plan.layouts, written, callers)
         self.values.constants = self.signature.added
+        self.values.device, self.values.loose = self.plan.device, self.plan.loose
+        self.guard = "%guard" if self.plan.on_gpu else ""
         words = enumerate(made_once(self.plan), 2 * self.signature.count)
         self.calls = _LibraryCalls(self.frame, self.values, {name: word for word, name in words})
 
@@ -233,7 +285,9 @@ class _LibraryHost(Host):
         self._check_inputs()
         self.write_steps()
         self._give_outputs()
-        if self.memory.offsets:
+        if self.plan.on_gpu:
+            self.leave_device()
+        elif self.memory.offsets:
             self.frame.call("void", "stator_arena_give", "ptr %arena")
         self.frame.w.line("ret i32 0")
         self._way_out()
@@ -242,16 +296,29 @@ class _LibraryHost(Host):
 
     # --- entry ---
 
+    def enter_device(self) -> None:
+        """Make the device that the library was loaded on the current one."""
+        frame = self.frame
+        code = frame.call("i32", ENTER, "i32 %device", f"ptr {self.guard}")
+        with frame.unless(frame.is_zero(code)):
+            self._refuse_with("the GPU that it was loaded on cannot be used")
+
+    def _refuse_with(self, message: str) -> None:
+        assert isinstance(self.values, _LibraryValues), "it was made so"
+        self.values.refuse(message)
+
     def _check_inputs(self) -> None:
         frame = self.frame
         for number, (name, given) in enumerate(self.signature.inputs.items()):
             sizes = [-1 if size.constant is None else size.constant for size in given.size]
+            it = [f"ptr {self.values.handle(name)}", f"i64 {number}"]
+            it.append(f"ptr {frame.text(given.name)}")
+            kind = f"i32 {DEVICE_TYPES[given.device]}"
+            _insist(frame, frame.call("i32", "stator_check_place", *it, kind, "i32 %device"))
             code = frame.call(
                 "i32",
                 "stator_check_input",
-                f"ptr {self.values.handle(name)}",
-                f"i64 {number}",
-                f"ptr {frame.text(given.name)}",
+                *it,
                 f"i32 {scalar_type(given.dtype)}",
                 f"i64 {len(sizes)}",
                 f"ptr {frame.numbers(sizes)}",
@@ -292,15 +359,31 @@ class _LibraryHost(Host):
     # --- steps ---
 
     def call_kernel(self, kernel: Kernel, given: list[str]) -> None:
-        """Call a kernel of the level that was chosen."""
+        """Call a kernel of the level that was chosen, or the launcher of a GPU's."""
         frame = self.frame
+        if self.plan.on_gpu:
+            code = frame.call("i32", launcher_symbol(self.places[kernel]), *given)
+            with frame.unless(frame.is_zero(code)):
+                step = self.plan.steps[frame.step]
+                name = step.kernel.name if isinstance(step, Launch) else "a kernel"
+                told = [f"ptr {frame.text(name)}", f"i32 {code}"]
+                frame.call("void", "stator_launch_failed", *told)
+                _give_up(frame)
+            return
         table = frame.w.let("load ptr, ptr @kernels")
         at = frame.w.let(f"getelementptr ptr, ptr {table}, i64 {self.places[kernel]}")
         function = frame.w.let(f"load ptr, ptr {at}")
         frame.w.line(f"call void {function}({', '.join(given)})")
 
+    def threads(self, work: Index) -> str:
+        """On how many threads a kernel runs; on which device, if it is a GPU's."""
+        return "%device" if self.plan.on_gpu else super(_LibraryHost, self).threads(work)
+
     def require(self, step: Require) -> None:
         """Fail with the step's message if a flag is set."""
+        if self.plan.on_gpu:
+            self._require_later(step)
+            return
         frame, place = self.frame, self.values.places[step.flag]
         if isinstance(place, Planned) and place.made.dtype is torch.int32:
             broken = frame.w.let(f"load i32, ptr {self.values.address(step.flag)}")
@@ -312,8 +395,17 @@ class _LibraryHost(Host):
             flag = frame.w.let(f"load i8, ptr {room}")
             broken = frame.w.let(f"zext i8 {flag} to i32")
         with frame.unless(frame.is_zero(broken)):
-            assert isinstance(self.values, _LibraryValues), "it was made so"
-            self.values.refuse(step.message)
+            self._refuse_with(step.message)
+
+    def _require_later(self, step: Require) -> None:
+        """Fail where a flag is set, when the device comes to it: nobody waits for that."""
+        aten, graph = torch.ops.aten, fx.Graph()
+        holds, done = (f"{step.flag}_{word}_{self.frame.step}" for word in ("holds", "asserted"))
+        flag, good = graph.placeholder(step.flag), graph.placeholder(holds)
+        self.calls.dispatch(Call(holds, aten.logical_not.default, (flag,), {}))
+        given = (good, step.message)
+        self.calls.dispatch(Call(done, aten._assert_async.msg, given, {}))
+        self.values.free(holds)
 
     # --- exits ---
 
@@ -353,10 +445,14 @@ class _LibraryHost(Host):
         w.line("br label %said")
         w.open_block("said")
         frame.call("void", "stator_drop_handles", "ptr %handles", f"i64 {frame.handles}")
-        arena = w.let("load ptr, ptr %taken")
-        w.line(f"br i1 {frame.is_set(arena)}, label %give_back, label %gone")
+        # The CPU's arena, or the guard of a GPU, whose arena was one of the handles.
+        held = w.let(f"load ptr, ptr {self.guard or '%taken'}")
+        w.line(f"br i1 {frame.is_set(held)}, label %give_back, label %gone")
         w.open_block("give_back")
-        frame.call("void", "stator_arena_give", f"ptr {arena}")
+        if self.plan.on_gpu:
+            self.leave_device()
+        else:
+            frame.call("void", "stator_arena_give", f"ptr {held}")
         w.line("br label %gone")
         w.open_block("gone")
         w.line("ret i32 1")
@@ -368,14 +464,16 @@ class _LibraryHost(Host):
         row = ", ".join(f"ptr {name}" for name in names)
         head = [
             f"@step_names = internal constant [{len(names)} x ptr] [{row}]",
-            "define internal i32 @run(ptr %constants, ptr %inputs, ptr %outputs) {",
+            "define internal i32 @run(ptr %constants, ptr %inputs, ptr %outputs, i32 %device) {",
             "entry:",
             "  %taken = alloca ptr",
+            "  %guard = alloca ptr",
             "  %failed = alloca i64",
             f"  %handles = alloca [{max(frame.handles, 1)} x ptr]",
             f"  %given = alloca [{max(count, 1)} x ptr]",
             *frame.rooms,
             "  store ptr null, ptr %taken",
+            "  store ptr null, ptr %guard",
             "  store i64 0, ptr %failed",
             f"  %data = getelementptr ptr, ptr %constants, i64 {constants}",
             f"  call void @llvm.memset.p0.i64(ptr %handles, i8 0, i64 {8 * frame.handles}, i1 0)",
@@ -396,6 +494,12 @@ class _LibraryHost(Host):
         if not isinstance(step, Call):
             return self.frame.text(type(step).__name__)
         return self.frame.text(step.called + (f", {step.line}" if step.line else ""))
+
+
+def _give_up(frame: Frame) -> None:
+    assert isinstance(frame, _LibraryFrame), "it was made so"
+    frame.give_up()
+    frame.w.open_block(frame.w.name("never"))
 
 
 def _insist(frame: Frame, code: str) -> None:

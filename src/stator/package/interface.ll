@@ -3,7 +3,8 @@
 ; A container holds the constants that runs read, and perhaps others that wait to take their place.
 ; Runs share a lock that changes take alone: what a run began with stays until it is through.
 
-%container = type { [64 x i8], ptr, ptr, ptr }  ; lock, set in use, set that waits, list for queries
+; lock, set in use, set that waits, list for queries, number of the device
+%container = type { [64 x i8], ptr, ptr, ptr, i32 }
 
 declare i32 @strncmp(ptr, ptr, i64) nonlazybind
 declare i64 @read(i32, ptr, i64) nonlazybind
@@ -18,8 +19,14 @@ declare void @aoti_torch_grad_mode_set_enabled(i1 zeroext) nonlazybind
 
 ; --- containers ---
 
-; A container over weights at %offset of a file.
-define i32 @stator_open(ptr %result, ptr %path, i64 %offset) {
+; A container over weights at %offset of a file, on a device by its number (-1: the current one).
+define i32 @stator_open(ptr %result, ptr %path, i64 %offset, i32 %asked) {
+  %device_at = alloca i32
+  %settled = call i32 @settle_device(i32 %asked, ptr %device_at)
+  %is_settled = icmp eq i32 %settled, 0
+  br i1 %is_settled, label %start, label %fail
+start:
+  %device = load i32, ptr %device_at
   call void @stator_choose_kernels()
   %bytes = load i64, ptr @blob_bytes
   %has_blob = icmp ne i64 %bytes, 0
@@ -30,13 +37,14 @@ map:
   br i1 %none, label %fail, label %fill
 fill:
   %blob = load ptr, ptr %mapping
-  %mapped_set = call ptr @set_on_blob(ptr %blob, ptr %mapping)
+  %mapped_set = call ptr @set_on_blob(ptr %blob, ptr %mapping, i32 %device)
   call void @leave_mapping(ptr %blob, ptr %mapping)
   %no_set = icmp eq ptr %mapped_set, null
   br i1 %no_set, label %fail, label %made
 without:
-  %empty_set = call ptr @set_on_blob(ptr @no_text, ptr null)
-  br label %made
+  %empty_set = call ptr @set_on_blob(ptr @no_text, ptr null, i32 %device)
+  %no_empty_set = icmp eq ptr %empty_set, null
+  br i1 %no_empty_set, label %fail, label %made
 made:
   %set = phi ptr [ %mapped_set, %fill ], [ %empty_set, %without ]
   %size = ptrtoint ptr getelementptr (%container, ptr null, i64 1) to i64
@@ -44,14 +52,21 @@ made:
   call i32 @pthread_rwlock_init(ptr %container, ptr null)
   %set_at = getelementptr %container, ptr %container, i64 0, i32 1
   store ptr %set, ptr %set_at
+  %its_device_at = getelementptr %container, ptr %container, i64 0, i32 4
+  store i32 %device, ptr %its_device_at
   store ptr %container, ptr %result
   ret i32 0
 fail:
   ret i32 1
 }
 
-@cpu_text = text "cpu"
-@other_device_text = text "the library is for the CPU, and no other device"
+; Which device a container is on.
+define internal i32 @device_of(ptr %container) {
+  %at = getelementptr %container, ptr %container, i64 0, i32 4
+  %device = load i32, ptr %at
+  ret i32 %device
+}
+
 @no_path_text = text "the library cannot tell where its own file lies"
 @weights_name = text ".weights"
 
@@ -60,18 +75,19 @@ entry:
   %info = alloca [4 x ptr]
   %tail = alloca [2 x i64]
   %path = alloca [4096 x i8]
-  %differs = call i32 @strncmp(ptr %device, ptr @cpu_text, i64 3)
-  %is_cpu = icmp eq i32 %differs, 0
-  br i1 %is_cpu, label %where, label %other
+  %number_at = alloca i32
+  %bad = call i32 @device_named(ptr %device, ptr %number_at)
+  %is_ours = icmp eq i32 %bad, 0
+  br i1 %is_ours, label %where, label %other
 other:
-  %said = call i32 @say_of(ptr %device, ptr @other_device_text)
   ret i32 1
 where:
+  %number = load i32, ptr %number_at
   %bytes = load i64, ptr @blob_bytes
   %bare = icmp eq i64 %bytes, 0
   br i1 %bare, label %at_once, label %ask
 at_once:
-  %first = call i32 @stator_open(ptr %result, ptr @no_text, i64 0)
+  %first = call i32 @stator_open(ptr %result, ptr @no_text, i64 0, i32 %number)
   ret i32 %first
 ask:
   %told = call i32 @dladdr(ptr @stator_open, ptr %info)
@@ -99,25 +115,21 @@ open_own:
 within:
   %offset_at = getelementptr i64, ptr %tail, i64 1
   %offset = load i64, ptr %offset_at
-  %second = call i32 @stator_open(ptr %result, ptr %own, i64 %offset)
+  %second = call i32 @stator_open(ptr %result, ptr %own, i64 %offset, i32 %number)
   ret i32 %second
 beside:
   call ptr @memcpy(ptr %path, ptr %own, i64 %length)
   %stem = sub i64 %length, 3  ; without .so
   %name_at = getelementptr i8, ptr %path, i64 %stem
   call ptr @memcpy(ptr %name_at, ptr @weights_name, i64 9)
-  %third = call i32 @stator_open(ptr %result, ptr %path, i64 0)
+  %third = call i32 @stator_open(ptr %result, ptr %path, i64 0, i32 %number)
   ret i32 %third
 }
 
 define i32 @AOTInductorModelContainerCreate(ptr %result, i64 %models, i1 zeroext %is_cpu, ptr %folder) {
-  br i1 %is_cpu, label %cpu, label %other
-cpu:
-  %code = call i32 @AOTInductorModelContainerCreateWithDevice(ptr %result, i64 %models, ptr @cpu_text, ptr %folder)
+  %device = select i1 %is_cpu, ptr @cpu_text, ptr @cuda_text
+  %code = call i32 @AOTInductorModelContainerCreateWithDevice(ptr %result, i64 %models, ptr %device, ptr %folder)
   ret i32 %code
-other:
-  %said = call i32 @say(ptr @other_device_text)
-  ret i32 %said
 }
 
 define i32 @AOTInductorModelContainerDelete(ptr %container) {
@@ -162,14 +174,26 @@ go:
   %set = load ptr, ptr %set_at
   %grad = call zeroext i1 @aoti_torch_grad_mode_is_enabled()
   call void @aoti_torch_grad_mode_set_enabled(i1 zeroext false)
-  %code = call i32 @run(ptr %set, ptr %inputs, ptr %outputs)
+  %device = call i32 @device_of(ptr %container)
+  %code = call i32 @run(ptr %set, ptr %inputs, ptr %outputs, i32 %device)
   call void @aoti_torch_grad_mode_set_enabled(i1 zeroext %grad)
   call i32 @pthread_rwlock_unlock(ptr %container)
   ret i32 %code
 }
 
 define i32 @AOTInductorModelContainerRun(ptr %container, ptr %inputs, i64 %input_count, ptr %outputs, i64 %output_count, ptr %stream, ptr %proxy) {
-  %code = call i32 @stator_run(ptr %container, ptr %inputs, i64 %input_count, ptr %outputs, i64 %output_count)
+entry:
+  %guard_at = alloca ptr
+  %device = call i32 @device_of(ptr %container)
+  %entered = call i32 @enter_stream(ptr %stream, i32 %device, ptr %guard_at)
+  %is_entered = icmp eq i32 %entered, 0
+  br i1 %is_entered, label %go, label %end
+go:
+  %ran = call i32 @stator_run(ptr %container, ptr %inputs, i64 %input_count, ptr %outputs, i64 %output_count)
+  call void @leave_stream(ptr %guard_at)
+  br label %end
+end:
+  %code = phi i32 [ 1, %entry ], [ %ran, %go ]
   call void @stator_drop_handles(ptr %inputs, i64 %input_count)  ; they were given away
   ret i32 %code
 }
@@ -309,7 +333,8 @@ define internal i32 @update(ptr %container, ptr %pairs, i64 %count, i1 %inactive
   %there = load ptr, ptr %place
   %has_one = icmp ne ptr %there, null
   %base = select i1 %has_one, ptr %there, ptr %active
-  %set = call ptr @set_of_pairs(ptr %base, ptr %pairs, i64 %count, i1 %full, i1 %itself)
+  %device = call i32 @device_of(ptr %container)
+  %set = call ptr @set_of_pairs(ptr %base, ptr %pairs, i64 %count, i1 %full, i1 %itself, i32 %device)
   %good = icmp ne ptr %set, null
   br i1 %good, label %replace, label %done
 replace:
@@ -372,7 +397,8 @@ define i32 @AOTInductorModelContainerUpdateInactiveConstantBufferPairs(ptr %cont
 
 ; All constants from a blob that the caller keeps.
 define i32 @AOTInductorModelUpdateConstantsFromBlob(ptr %container, ptr %blob) {
-  %set = call ptr @set_on_blob(ptr %blob, ptr null)
+  %device = call i32 @device_of(ptr %container)
+  %set = call ptr @set_on_blob(ptr %blob, ptr null, i32 %device)
   %good = icmp ne ptr %set, null
   br i1 %good, label %replace, label %fail
 replace:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -27,7 +27,7 @@ from stator.package.build import (
     manifest_of,
 )
 from stator.package.host import Input
-from stator.package.library import Code, write_code
+from stator.package.library import Code, Targets, write_code
 from stator.package.planned import Planned
 from stator.package.program import Exported
 from stator.package.tables import Names
@@ -64,7 +64,7 @@ def compile_joint(
     tools: Tools,
     plan: PlanGraph,
     put: Callable[[Any], object],
-    levels: Sequence[int],
+    targets: Targets,
 ) -> JointProgram:
     """Both libraries; `run` runs the exported graph, `plan` plans a half, `put` takes weights."""
     state = Blob(put)
@@ -86,7 +86,7 @@ def compile_joint(
     joint.starts["state"], end = 0, state.pad(PAGE)
     for name, module in (("forward", halves.forward), ("backward", caught.modules[0])):
         blob = Blob(put)
-        joint.parts[name] = _part(module, name, plan, blob, levels)
+        joint.parts[name] = _part(module, name, plan, blob, targets)
         joint.starts[name], end = end, end + blob.pad(PAGE)
     return joint
 
@@ -107,16 +107,14 @@ class _Caught:
         raise error
 
 
-def _part(
-    module: fx.GraphModule, name: str, plan: PlanGraph, blob: Blob, levels: Sequence[int]
-) -> Part:
+def _part(module: fx.GraphModule, name: str, plan: PlanGraph, blob: Blob, targets: Targets) -> Part:
     outputs = _only_tensors(module)
     nodes = module.graph.find_nodes(op="placeholder")
     inputs = {node.name: _input(node.name, node.meta.get("val")) for node in nodes}
     planned = plan(module, name)
     count = sum(isinstance(place, int) for place in outputs)
     names = Names([*inputs], [f"output_{number}" for number in range(count)], "", "")
-    return Part(write_code(planned, (inputs, {}), blob, names, levels), outputs)
+    return Part(write_code(planned, (inputs, {}), blob, names, targets), outputs)
 
 
 def _only_tensors(module: fx.GraphModule) -> tuple[Any, ...]:
@@ -144,7 +142,7 @@ def _input(name: str, value: Any) -> Input:
 
 
 def finish_joint(
-    package: PackageWriter, joint: JointProgram, linker: str | None, levels: Sequence[int]
+    package: PackageWriter, joint: JointProgram, linker: str | None, targets: Targets
 ) -> None:
     """All but the weights of a package for training."""
     exported = joint.exported
@@ -153,7 +151,7 @@ def finish_joint(
         files |= library_files(STEMS[name], part.code, linker)
     spec = exported.program.call_spec
     manifest = {
-        **manifest_of(levels),
+        **manifest_of(targets),
         "kind": "joint",
         "in_spec": pytree.treespec_dumps(spec.in_spec),
         "out_spec": pytree.treespec_dumps(spec.out_spec),

@@ -15,6 +15,7 @@ declare i32 @pthread_setspecific(i32, ptr) nonlazybind
 declare i32 @aoti_torch_copy_(ptr, ptr, i32) nonlazybind
 declare i32 @aoti_torch_get_sizes(ptr, ptr) nonlazybind
 declare i32 @aoti_torch_get_device_type(ptr, ptr) nonlazybind
+declare i32 @aoti_torch_get_device_index(ptr, ptr) nonlazybind
 declare extern_weak ptr @torch_exception_get_what_without_backtrace() nonlazybind  ; torch 2.13
 
 ; --- what went wrong ---
@@ -87,20 +88,55 @@ silent:
 @size_format = text "input %ld, %s: size %ld in dimension %ld, and it was built for %ld"
 @range_format = text "input %ld, %s: size %ld in dimension %ld, and it was built for %ld to %ld"
 
+@kind_format = text "input %ld, %s: it is on %s, and it was built for %s; move it there first"
+@place_format = text "input %ld, %s: it is on cuda:%d, and the program was loaded on cuda:%d; move it there first"
+@cpu_text = text "cpu"
+@cuda_text = text "cuda"
+@elsewhere_text = text "another kind of device"
+
+define internal ptr @kind_name(i32 %kind) {
+  %is_cpu = icmp eq i32 %kind, 0
+  %is_cuda = icmp eq i32 %kind, 1
+  %other = select i1 %is_cuda, ptr @cuda_text, ptr @elsewhere_text
+  %name = select i1 %is_cpu, ptr @cpu_text, ptr %other
+  ret ptr %name
+}
+
+; Whether an input is on a device of that kind, and if it is no CPU on the one of that number.
+define internal i32 @stator_check_place(ptr %tensor, i64 %number, ptr %name, i32 %kind, i32 %device) {
+  %word = alloca i64
+  call i32 @aoti_torch_get_device_type(ptr %tensor, ptr %word)
+  %its_kind = load i32, ptr %word
+  %same_kind = icmp eq i32 %its_kind, %kind
+  br i1 %same_kind, label %which, label %other_kind
+other_kind:
+  %its_text = call ptr @kind_name(i32 %its_kind)
+  %our_text = call ptr @kind_name(i32 %kind)
+  %room = call ptr @room_for_text()
+  call i32 (ptr, i64, ptr, ...) @snprintf(ptr %room, i64 2048, ptr @kind_format, i64 %number, ptr %name, ptr %its_text, ptr %our_text)
+  ret i32 1
+which:
+  %near = icmp eq i32 %kind, 0
+  br i1 %near, label %good, label %ask
+ask:
+  call i32 @aoti_torch_get_device_index(ptr %tensor, ptr %word)
+  %its_device = load i32, ptr %word
+  %same = icmp eq i32 %its_device, %device
+  br i1 %same, label %good, label %other
+other:
+  %other_room = call ptr @room_for_text()
+  call i32 (ptr, i64, ptr, ...) @snprintf(ptr %other_room, i64 2048, ptr @place_format, i64 %number, ptr %name, i32 %its_device, i32 %device)
+  ret i32 1
+good:
+  ret i32 0
+}
+
 ; Whether an input is of the type and the sizes (-1: any) that the program was built for.
 define internal i32 @stator_check_input(ptr %tensor, i64 %number, ptr %name, i32 %dtype, i64 %dims, ptr %sizes) {
 entry:
   %word = alloca i64
   %list_at = alloca ptr
   %room = call ptr @room_for_text()
-  call i32 @aoti_torch_get_device_type(ptr %tensor, ptr %word)
-  %device = load i32, ptr %word
-  %on_cpu = icmp eq i32 %device, 0
-  br i1 %on_cpu, label %type, label %other_device
-other_device:
-  %said = call i32 @say_of(ptr %name, ptr @device_text)
-  ret i32 1
-type:
   call i32 @aoti_torch_get_dtype(ptr %tensor, ptr %word)
   %its_type = load i32, ptr %word
   %same_type = icmp eq i32 %its_type, %dtype
@@ -145,8 +181,6 @@ good:
   ret i32 0
 }
 
-@device_text = text "the input is not on the CPU; move it there first"
-
 ; Whether a size that may vary is one of those that the program was built for.
 define internal i32 @stator_check_size(ptr %tensor, i64 %number, ptr %name, i64 %dim, i64 %low, i64 %high) {
   %list_at = alloca ptr
@@ -172,10 +206,15 @@ bad:
 define internal i32 @stator_lay_out(ptr %place, ptr %slot, i64 %dims, ptr %stride, i32 %dtype, ptr %data) {
   %list_at = alloca ptr
   %fresh_at = alloca ptr
+  %word = alloca i64
   %tensor = load ptr, ptr %place
   call i32 @aoti_torch_get_sizes(ptr %tensor, ptr %list_at)
   %sizes = load ptr, ptr %list_at
-  %made = call i32 @aoti_torch_empty_strided(i64 %dims, ptr %sizes, ptr %stride, i32 %dtype, i32 0, i32 0, ptr %fresh_at)
+  call i32 @aoti_torch_get_device_type(ptr %tensor, ptr %word)
+  %kind = load i32, ptr %word
+  call i32 @aoti_torch_get_device_index(ptr %tensor, ptr %word)
+  %device = load i32, ptr %word
+  %made = call i32 @aoti_torch_empty_strided(i64 %dims, ptr %sizes, ptr %stride, i32 %dtype, i32 %kind, i32 %device, ptr %fresh_at)
   %is_made = icmp eq i32 %made, 0
   br i1 %is_made, label %copy, label %fail
 copy:

@@ -16,7 +16,8 @@ from stator.graph.recipe import Constants, Recipe
 from stator.lower.sizes import Sizes
 from stator.ops.packs import PACKING
 from stator.package.blob import Blob
-from stator.package.host import Input, Signature, made_once, write_library_host
+from stator.package.card import compile_launchers
+from stator.package.host import Input, Signature, launcher_symbol, made_once, write_library_host
 from stator.package.numbers import numbers_as_tensors
 from stator.package.planned import Planned
 from stator.package.program import Constant, Exported, Graph
@@ -24,6 +25,7 @@ from stator.package.tables import (
     FOLDED,
     LEVELS,
     Names,
+    card_text,
     kernel_symbol,
     runtime_text,
     tables_text,
@@ -38,8 +40,9 @@ class Code:
     """Object files of one graph, and the constants that they expect."""
 
     host: bytes
-    kernels: dict[int, bytes]  # by level
+    kernels: dict[int, bytes]  # by level; for a GPU by its capability
     blob: Blob
+    device: str = "cpu"  # the kind that it is for
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +56,28 @@ class Library:
     outputs: tuple[Any, ...]  # of the program: places among the library's, or constants
 
 
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """What kernels are compiled for."""
+
+    levels: Sequence[int]  # of x86-64
+    capability: int | None = None  # of GPUs; None: the program is for the CPU
+
+    @property
+    def device(self) -> str:
+        """The kind of device."""
+        return "cpu" if self.capability is None else "cuda"
+
+
 def write_library(
-    exported: Exported, graph: Graph, planned: Planned, blob: Blob, levels: Sequence[int]
+    exported: Exported, graph: Graph, planned: Planned, blob: Blob, targets: Targets
 ) -> Library:
     """Compile all that a library is linked of; its constants go to the blob."""
     numbers, packing = _numbered(exported, planned.constants, graph.module, blob)
     plan = replace(planned.plan, steps=(*packing, *planned.plan.steps))
     inputs = _inputs(exported, graph)
     names = _names(exported, inputs, graph)
-    code = write_code(replace(planned, plan=plan), (inputs, numbers), blob, names, levels)
+    code = write_code(replace(planned, plan=plan), (inputs, numbers), blob, names, targets)
     return Library(code, names, tuple(inputs.values()), exported.arguments, graph.outputs)
 
 
@@ -70,7 +86,7 @@ def write_code(
     signature: tuple[dict[str, Input], dict[str, int]],
     blob: Blob,
     names: Names,
-    levels: Sequence[int],
+    targets: Targets,
 ) -> Code:
     """Compile a plan, for all levels side by side.
 
@@ -78,14 +94,22 @@ def write_code(
     """
     plan, (inputs, numbers) = numbers_as_tensors(planned.plan), signature
     added = [step.value for step in plan.steps if isinstance(step, ConstantStep)]
-    own = blob.add([Constant(f"_tensor_{i}", value, 3) for i, value in enumerate(added)])
+    own = blob.add([_added(i, value) for i, value in enumerate(added)])
     places = {kernel: number for number, kernel in enumerate(plan.entries)}
-    runtime = runtime_text()
+    levels, capability, device = targets.levels, targets.capability, targets.device
+    if plan.on_gpu and capability is None:
+        raise Unsupported(
+            "package",
+            f"it makes tensors on {plan.device}, and neither takes nor holds one there",
+            hint="move the model, or an input, to the GPU",
+        )
+    runtime = runtime_text(device) + ("" if capability is None else card_text(capability))
     told = Signature(inputs, numbers, dict(zip(map(id, added), own, strict=True)), len(blob.held))
     packed = len(made_once(plan))
+    near = places if capability is None else {}
     parts = (
         runtime,
-        tables_text((blob.held, packed), blob.size, names, len(places), levels),
+        tables_text((blob.held, packed), blob.size, names, len(near), levels),
         write_library_host(plan, planned.memory, places, told, runtime),
     )
 
@@ -95,8 +119,15 @@ def write_code(
 
     with ThreadPoolExecutor(len(levels) + 1) as pool:
         host = pool.submit(compile_text, "\n".join(parts), LEVELS[1])
-        made = dict(zip(levels, pool.map(kernels_for, levels), strict=True)) if places else {}
-    return Code(host.result(), made, blob)
+        made = dict(zip(levels, pool.map(kernels_for, levels), strict=True)) if near else {}
+        if capability is not None and places:
+            launchers = {kernel: launcher_symbol(number) for kernel, number in places.items()}
+            made = {capability: compile_launchers(plan, launchers, capability)}
+    return Code(host.result(), made, blob, device)
+
+
+def _added(number: int, value: torch.Tensor) -> Constant:
+    return Constant(f"_tensor_{number}", value, 3, device=value.device.type)
 
 
 def _numbered(
@@ -121,12 +152,13 @@ def _numbered(
                 folded = Constant(f"_folded_{place}", value, FOLDED)
                 found[place] = next(own, folded)
             continue
+        device = node.meta["val"].device.type
         value = recipe.make([source.value for source in sources])
         if value.layout is not torch.strided:
             raise Unsupported("package", f"{node.name} is packed, and cannot lie in a file")
         name = sources[0].name if not recipe.steps else f"_folded_{number}"
         kind = FOLDED if recipe.steps else sources[0].kind
-        found[node.name] = Constant(name, value, kind)
+        found[node.name] = Constant(name, value, kind, device=device)
     return dict(zip(found, blob.add(list(found.values())), strict=True)), packing
 
 
@@ -162,7 +194,8 @@ def _inputs(exported: Exported, graph: Graph) -> dict[str, Input]:
         if len(known) < len(indices):
             raise Unsupported("package", f"input {name} has a size that no rule describes")
         bounds = tuple(size_bounds(size) for size in value.size())
-        found[graph.inputs[place]] = Input(name, value.dtype, known, bounds)
+        kind = value.device.type
+        found[graph.inputs[place]] = Input(name, value.dtype, known, bounds, kind)
     return found
 
 

@@ -11,9 +11,9 @@ from typing import Final
 
 from stator.codegen.llvm.jit import compile_text
 from stator.errors import CompileError
+from stator.package.archive import NEEDED
 
 LINKERS: Final = ("ld", "ld.lld", "ld.gold", "mold")
-_TORCH: Final = "libtorch_cpu.so"
 # What others may call; kernels and all else stay inside.
 _EXPORTS: Final = "{ global: AOTInductor*; stator_open; stator_run; stator_level; local: *; };\n"
 
@@ -23,18 +23,19 @@ def find_linker() -> str | None:
     return next((found for name in LINKERS if (found := shutil.which(name))), None)
 
 
-def link(linker: str, objects: Sequence[bytes]) -> bytes:
-    """A library that finds torch in the process, or beside itself."""
+def link(linker: str, objects: Sequence[bytes], needed: Sequence[str] = NEEDED["cpu"]) -> bytes:
+    """A library that finds torch, and what else it needs, in the process or beside itself."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         names = [f"{number}.o" for number in range(len(objects))]
         for file, data in zip(names, objects, strict=True):
             (folder / file).write_bytes(data)
         (folder / "exports").write_text(_EXPORTS)
-        # In the place of torch's library, which takes a tenth of a second to read: of a shared
-        # library that it needs, a linker writes down no more than the name.
+        # In the place of torch's library, which takes a tenth of a second to read, and of those
+        # that are not here: of what it needs, a linker writes down no more than the name.
         (folder / "nothing.o").write_bytes(compile_text(""))
-        _run(linker, folder, f"-soname={_TORCH}", "nothing.o", "-o", _TORCH)
+        for library in needed:
+            _run(linker, folder, f"-soname={library}", "nothing.o", "-o", library)
         _run(
             linker,
             folder,
@@ -44,7 +45,7 @@ def link(linker: str, objects: Sequence[bytes]) -> bytes:
             "--version-script=exports",
             *names,
             "--no-as-needed",
-            _TORCH,
+            *needed,
             *("-o", "model.so"),
         )
         return (folder / "model.so").read_bytes()

@@ -23,16 +23,23 @@ from stator.torch_api import pytree, tensor_is_in_object
 _TOLD: Final = ("system", "machine", "format", "device", "kind", "in_spec", "out_spec", "outputs")
 
 
-def load(path: str | os.PathLike[str], *, checks_weights: bool = True) -> Any:
+def load(
+    path: str | os.PathLike[str],
+    *,
+    checks_weights: bool = True,
+    device: str | torch.device | None = None,
+) -> Any:
     """A package as a callable, after it was found whole and made for this machine.
 
     One for training is a torch.nn.Module, with the parameters that it was built with.
     `checks_weights=False` leaves out reading all weights once, which takes most of the time.
+    `device`: which GPU, for a package for GPUs; the current one if it is not said.
     """
     package = read_package(Path(path), checks_weights=checks_weights)
     _check_machine(package)
+    place = check_device(package, None if device is None else torch.device(device))
     if package.manifest["kind"] == "model":
-        return Model(package)
+        return Model(package, place)
     from stator.package.trainable import Trainable
 
     return Trainable(package)
@@ -52,10 +59,39 @@ def _check_machine(package: Package) -> None:
     version = told["format"]
     if version != FORMAT:
         raise PackageError(path, f"it is of format {version}, and this stator reads {FORMAT}")
-    if told["device"] != "cpu":
-        raise PackageError(path, f"it is for {told['device']}, and this stator loads for the CPU")
+    if told["device"] not in ("cpu", "cuda"):
+        raise PackageError(path, f"it is for {told['device']}, which this stator does not know")
     if not tensor_is_in_object():
         raise PackageError(path, f"torch {torch.__version__} has tensors in an unknown form")
+
+
+def check_device(package: Package, asked: torch.device | None) -> int:
+    """The number of the device that a package goes to, which must be one that it is for."""
+    path, told = package.path, package.manifest
+    if asked is not None and asked.type != told["device"]:
+        raise PackageError(path, f"it is for {told['device']}, and {asked} was asked for")
+    if told["device"] == "cpu":
+        return 0
+    if not torch.cuda.is_available():
+        raise PackageError(
+            path,
+            "it is for cuda, and torch finds no NVIDIA GPU here",
+            hint="load it on a machine with one; or build it from the model on the CPU",
+        )
+    torch.cuda.init()
+    number = torch.cuda.current_device() if asked is None or asked.index is None else asked.index
+    if number >= torch.cuda.device_count():
+        raise PackageError(path, f"there is no cuda:{number}, but {torch.cuda.device_count()} GPUs")
+    major, minor = torch.cuda.get_device_capability(number)
+    wanted = divmod(int(told["capability"]), 10)
+    if wanted != (major, minor):
+        raise PackageError(
+            path,
+            f"it is for compute capability {wanted[0]}.{wanted[1]}, and cuda:{number} "
+            f"({torch.cuda.get_device_name(number)}) has {major}.{minor}",
+            hint=f"build it there, or with options={{'gpu_arch': {10 * major + minor}}}",
+        )
+    return int(number)
 
 
 class Form:
@@ -102,13 +138,14 @@ class Form:
 class Model:
     """A loaded package.  Calls from several threads may overlap."""
 
-    def __init__(self, package: Package) -> None:
+    def __init__(self, package: Package, device: int = 0) -> None:
         self.path = package.path
         self.manifest = package.manifest
+        self.device = torch.device(package.manifest["device"], device)
         self._form = Form(package)
         count = sum(isinstance(place, int) for place in self._form.outputs)
         weights = (package.path, package.start)
-        self._container = Container(package.files, LIBRARY, weights, count)
+        self._container = Container(package.files, LIBRARY, weights, count, self.device)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the model returns."""

@@ -12,13 +12,16 @@ import torch
 
 from stator.codegen.llvm.libraries import library_function
 from stator.codegen.llvm.objects import load_object
+from stator.codegen.triton.driver import kernel_function
 from stator.errors import StatorError
+from stator.package.archive import NEEDED
 from stator.torch_api import TENSOR_IN_OBJECT, WRAP_TENSOR
 
 _P: Final = ctypes.c_void_p
 _N: Final = ctypes.c_int64
+_CPU: Final = torch.device("cpu")
 _FUNCTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
-    "stator_open": (_P, ctypes.c_char_p, _N),
+    "stator_open": (_P, ctypes.c_char_p, _N, ctypes.c_int32),
     "stator_run": (_P, _P, _N, _P, _N),
     "stator_level": (),
     "AOTInductorModelContainerDelete": (_P,),
@@ -38,16 +41,24 @@ Files = Mapping[str, bytes]
 class Container:
     """A program with constants of its own.  Runs from several threads may overlap."""
 
-    def __init__(self, files: Files, stem: str, weights: tuple[Path, int], outputs: int) -> None:
+    def __init__(
+        self,
+        files: Files,
+        stem: str,
+        weights: tuple[Path, int],
+        outputs: int,
+        device: torch.device = _CPU,
+    ) -> None:
         """The library `stem` of a package; `weights`: a file, and where in it they begin."""
         path, start = weights
-        self._call = _Library(files, stem)
+        self._call = _Library(files, stem, device.type)
+        self.device = device
         self.outputs = outputs
         # Whatever becomes of the name, the file stays the one that was checked.
         self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         made = ctypes.c_void_p()
         name = f"/proc/self/fd/{self._file}".encode()
-        self._call("stator_open", ctypes.addressof(made), name, start)
+        self._call("stator_open", ctypes.addressof(made), name, start, device.index or 0)
         self._container = made
 
     def __del__(self) -> None:
@@ -91,8 +102,9 @@ class Container:
     def update(self, state: Mapping[str, torch.Tensor], *, full: bool) -> None:
         """Replace constants; runs that are under way end with the old ones."""
         for name, tensor in state.items():
-            if not isinstance(tensor, torch.Tensor) or tensor.device.type != "cpu":
-                raise TypeError(f"{name} is not a tensor on the CPU")
+            places = ("cpu", self.device.type)
+            if not isinstance(tensor, torch.Tensor) or tensor.device.type not in places:
+                raise TypeError(f"{name} is not a tensor on {' or '.join(dict.fromkeys(places))}")
         names = [name.encode() for name in state]
         tensors = list(state.values())
         pairs = (_P * max(2 * len(names), 1))()
@@ -106,9 +118,9 @@ class Container:
 class _Library:
     """The functions of a library in memory; a code that is not 0 is an error with its text."""
 
-    def __init__(self, files: Files, stem: str) -> None:
+    def __init__(self, files: Files, stem: str, device: str) -> None:
         linked = f"{stem}.so" in files
-        self.addresses = _linked(files, stem) if linked else _unlinked(files, stem)
+        self.addresses = _linked(files, stem, device) if linked else _unlinked(files, stem)
         self.functions = {
             name: ctypes.CFUNCTYPE(ctypes.c_int32, *kinds)(self.addresses[name])
             for name, kinds in _FUNCTIONS.items()
@@ -131,7 +143,7 @@ def _error(message: str) -> Exception:
 _kept: Final[dict[bytes, Any]] = {}  # libraries in memory: they stay for as long as the process
 
 
-def _linked(files: Files, stem: str) -> dict[str, int]:
+def _linked(files: Files, stem: str, device: str) -> dict[str, int]:
     """Addresses in a shared library, loaded from memory: no file is left behind."""
     data = files[f"{stem}.so"]
     if data not in _kept:
@@ -139,8 +151,10 @@ def _linked(files: Files, stem: str) -> dict[str, int]:
         handle = os.memfd_create("stator_model", os.MFD_CLOEXEC)
         with os.fdopen(os.dup(handle), "wb") as out:
             out.write(data)
-        # Torch's library by its name, as the linker wrote it down.
-        ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        # Torch's libraries by their names, as the linker wrote them down.
+        for name in NEEDED[device]:
+            path = Path(torch.__file__).parent / "lib" / name
+            ctypes.CDLL(str(path) if path.exists() else name)
         _kept[data] = ctypes.CDLL(f"/proc/self/fd/{handle}")
     found = {}
     for name in _FUNCTIONS:
@@ -159,11 +173,11 @@ def _unlinked(files: Files, stem: str) -> dict[str, int]:
         code = []
         for name in names:
             if name != f"{stem}.o":
-                code.append(load_object(files[name], library_function))
+                code.append(load_object(files[name], kernel_function))
                 kernels |= code[-1].symbols
 
         def resolve(name: str) -> int:
-            return kernels[name] if name in kernels else library_function(name)
+            return kernels[name] if name in kernels else kernel_function(name)
 
         code.append(load_object(files[f"{stem}.o"], resolve))
         _kept[key] = code

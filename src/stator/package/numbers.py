@@ -60,10 +60,11 @@ def _made_callable(call: Call) -> list[Step]:
     if _is_known(call):
         return _made_already(call)
     given = given_arguments(call.target, call.args, call.kwargs)
+    device = _device(given)
     if call.symbol is None and call.target in WITH_NUMBERS and _has_fractions(given):
-        call = replace(call, symbol=symbol_of(WITH_NUMBERS[call.target], CPU))
+        call = replace(call, symbol=symbol_of(WITH_NUMBERS[call.target], device))
     if call.target in _SUMS and _has_fractions(given):
-        symbol = symbol_of(WITH_NUMBERS[aten.add.Tensor], CPU)
+        symbol = symbol_of(WITH_NUMBERS[aten.add.Tensor], device)
         given = _SUMS[call.target](*given)
         call = replace(call, target=aten.add.Tensor, symbol=symbol)
     elif call.symbol is None:  # a C function takes numbers as they are
@@ -104,6 +105,12 @@ def _overload_for_tensors(target: OpOverload) -> OpOverload | None:
 def _tensors(given: Sequence[Any]) -> list[torch.Tensor]:
     values = [value.meta.get("val") for value in given if isinstance(value, fx.Node)]
     return [value for value in values if isinstance(value, torch.Tensor)]
+
+
+def _device(given: Sequence[Any]) -> torch.device:
+    """Where a call computes: on a GPU, if some tensor is there."""
+    devices = (value.device for value in _tensors(given))
+    return next((device for device in devices if device.type != "cpu"), CPU)
 
 
 def _has_fractions(given: Sequence[Any]) -> bool:

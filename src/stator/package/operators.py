@@ -18,14 +18,13 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
 from stator.errors import PackageError, StatorWarning
-from stator.package.archive import read_package
+from stator.package.archive import own_version, read_package
 from stator.torch_api import dispatch_keys
 
 _NUMBERS: Final = {bool: "torch.bool", int: "torch.int32", float: "torch.float32"}
@@ -92,7 +91,7 @@ class OperatorCache:
 
     def key(self, meta: Any, options: Mapping[str, Any]) -> str:
         """A name for a library: of what it is for, and who made it."""
-        parts = [self.name, meta, _plain(options), version("stator"), torch.__version__]
+        parts = [self.name, meta, _plain(options), own_version(), torch.__version__]
         text = json.dumps(parts, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
@@ -125,7 +124,7 @@ class OperatorCache:
             self._report("an entry is damaged")
             return False
         made = (entry.get("stator"), entry.get("torch"))
-        if made != (version("stator"), torch.__version__):
+        if made != (own_version(), torch.__version__):
             return False  # another version's: it is compiled again when it is asked for
         if not (self.folder / entry["kernel_path"]).is_file():
             self._report(f"{entry['kernel_path']} is gone")
@@ -150,7 +149,7 @@ class OperatorCache:
             "meta_info": meta,
             "kernel_path": shown,
             "options": _plain(options),
-            "stator": version("stator"),
+            "stator": own_version(),
             "torch": torch.__version__,
         }
         text = json.dumps([*kept, fresh], indent=1, sort_keys=True)

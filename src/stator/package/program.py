@@ -38,6 +38,7 @@ class Constant:
     value: torch.Tensor
     kind: int  # by AOTInductor's numbers: 1 parameter, 2 buffer, 3 another tensor, 4 folded
     trains: bool = False  # whether it has gradients
+    device: str = "cpu"  # the kind that it lies on where the library runs
 
 
 @dataclass(slots=True)
@@ -80,9 +81,11 @@ class Exported:
             self.places |= {name: place, str(spec.target or name): place}
         if spec.kind in _LIFTED:
             kind = _LIFTED.index(spec.kind) + 1
+            device = value.device.type
             value = self._lifted(spec)
             trains = value.requires_grad and kind == 1
-            self.constants[place] = Constant(str(spec.target), value.detach(), kind, trains)
+            found = Constant(str(spec.target), value.detach(), kind, trains, device)
+            self.constants[place] = found
         elif spec.kind is not InputKind.USER_INPUT:
             raise Unsupported(
                 "package",
@@ -104,11 +107,12 @@ class Exported:
         program, name = self.program, spec.target
         held: Any = program.constants if name in program.constants else program.state_dict
         value = held[name]
-        if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.device.type != "cpu":
+        known = value.device.type in ("cpu", "cuda")
+        if type(value) not in (torch.Tensor, torch.nn.Parameter) or not known:
             raise Unsupported(
                 "package",
                 f"{name} is a {type(value).__name__} on {value.device}",
-                hint="a library holds plain tensors on the CPU",
+                hint="a library holds plain tensors, on the CPU or on one GPU",
             )
         plain: torch.Tensor = value
         return plain

@@ -10,8 +10,10 @@ from typing import Final
 
 import torch
 
+from stator.codegen.triton.driver import STEP, WORDS, Asked
 from stator.core.dtypes import scalar_names, scalar_type
 from stator.runtime.native.prelude import memory_text
+from stator.runtime.native.values import DEVICE_TYPES
 
 # x86-64's levels: what the kernels of each are compiled for, by LLVM's names.
 LEVELS: Final[Mapping[int, str]] = {1: "x86-64", 3: "x86-64-v3", 4: "x86-64-v4"}
@@ -31,6 +33,7 @@ class Held:
     stride: tuple[int, ...]
     offset: int
     bytes: int
+    device: str = "cpu"  # the kind that it lies on when it is loaded
 
     @property
     def is_folded(self) -> bool:
@@ -51,15 +54,23 @@ class Names:
     out_spec: str
 
 
-def runtime_text() -> str:
-    """LLVM text that all libraries share."""
+def runtime_text(device: str = "cpu") -> str:
+    """LLVM text that all libraries for a kind of device share."""
     here = files(__package__)
-    own = "\n".join(here.joinpath(f"{name}.ll").read_text() for name in _PARTS)
-    own = own.replace("{MARK}", str(MARK)).replace("{TYPES}", str(len(scalar_names())))
+    own = "\n".join(here.joinpath(f"{name}.ll").read_text() for name in (*_PARTS, device))
+    parts = {"{MARK}": MARK, "{TYPES}": len(scalar_names()), "{STEP}": STEP}
+    for mark, part in parts.items():
+        own = own.replace(mark, str(part))
     return memory_text() + _TEXT.sub(_constant, own)
 
 
 _PARTS: Final = ("library", "constants", "interface")
+
+
+def card_text(capability: int) -> str:
+    """LLVM text of what a library for a GPU knows beside: its cards, and words for errors."""
+    words = _names("launch", [WORDS[asked] for asked in Asked])
+    return "\n".join([*words, f"@capability = internal constant i32 {capability}", ""])
 
 
 def _constant(found: re.Match[str]) -> str:
@@ -119,7 +130,8 @@ def _constants(held: Sequence[Held]) -> list[str]:
         rows.append(
             f"%constant {{ ptr @held_{number}, i64 {one.offset}, i64 {one.bytes}, "
             f"i32 {scalar_type(one.dtype)}, i32 {one.kind}, i32 {len(one.size)}, "
-            f"i32 {int(one.is_folded)}, ptr @held_{number}_size, ptr @held_{number}_stride }}"
+            f"i32 {int(one.is_folded)}, ptr @held_{number}_size, ptr @held_{number}_stride, "
+            f"i32 {DEVICE_TYPES[one.device]} }}"
         )
     lines.append(f"@constants = internal constant [{len(rows)} x %constant] [{', '.join(rows)}]")
     return lines

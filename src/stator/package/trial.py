@@ -38,10 +38,10 @@ def _made_up(told: dict[str, Any]) -> torch.Tensor:
             text, low, high = one
             known.setdefault(text, min(max(2, low), high))
             size.append(known[text])
-    dtype = getattr(torch, told["dtype"])
+    dtype, device = getattr(torch, told["dtype"]), told.get("device", "cpu")
     if told["dtype"] in _INTEGERS or dtype is torch.bool:
-        return torch.zeros(size, dtype=dtype)
-    return torch.randn(size).to(dtype)
+        return torch.zeros(size, dtype=dtype, device=device)
+    return torch.randn(size).to(device, dtype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any, Final, TypeAlias
@@ -64,17 +64,38 @@ def _interpreted(kernel: Kernel) -> Interpreted:
 def _compiled(kernels: Sequence[Kernel], place: Place) -> list[Entry]:
     device, aligned = place
     major, minor = torch.cuda.get_device_capability(device)
-    written = [write_kernel(kernel, shape_of(kernel)) for kernel in kernels]
-    cubins = compile_all(written, 10 * major + minor, aligned=aligned)
-    launchers = [
-        _launcher(replace(kernel, name=f"kernel_{number}"), source, cubin, device.index or 0)
-        for number, (kernel, source, cubin) in enumerate(zip(kernels, written, cubins, strict=True))
-    ]
+    named = {kernel: f"kernel_{number}" for number, kernel in enumerate(kernels)}
+    launchers = _launchers(named, 10 * major + minor, device.index or 0, aligned=aligned)
     module: Any = load(launchers)
     return [Entry(launcher.name, module) for launcher in launchers]
 
 
-def _launcher(kernel: Kernel, written: Written, cubin: Cubin, device: int) -> Launcher:
+def launchers_of(
+    names: Mapping[Kernel, str], capability: int, anywhere: Collection[Kernel]
+) -> list[Launcher]:
+    """Launchers of kernels, under their names, for cards of a capability, whichever it is.
+
+    `anywhere` is what it is for `load_gpu_kernels`.
+    """
+    found: list[Launcher] = []
+    for aligned in (True, False):
+        own = [kernel for kernel in names if aligned is (kernel not in anywhere)]
+        found += _launchers({k: names[k] for k in own}, capability, None, aligned=aligned)
+    return found
+
+
+def _launchers(
+    names: Mapping[Kernel, str], capability: int, device: int | None, *, aligned: bool
+) -> list[Launcher]:
+    written = [write_kernel(kernel, shape_of(kernel)) for kernel in names]
+    cubins = compile_all(written, capability, aligned=aligned)
+    return [
+        _launcher(replace(kernel, name=names[kernel]), source, cubin, device)
+        for kernel, source, cubin in zip(names, written, cubins, strict=True)
+    ]
+
+
+def _launcher(kernel: Kernel, written: Written, cubin: Cubin, device: int | None) -> Launcher:
     return Launcher(
         kernel.name,
         cubin.name,

@@ -26,7 +26,7 @@ class Asked(IntEnum):
     STREAM = 5
 
 
-_WORDS: Final = {
+WORDS: Final = {  # for what could not be done
     Asked.LAUNCH: "could not be launched",
     Asked.CONTEXT: "found no context on its device",
     Asked.LOAD: "could not be loaded",
@@ -51,7 +51,7 @@ def kernel_function(name: str) -> int:
 def launch_error(kernel: str, code: int) -> RuntimeError:
     """What to raise where a launcher returned `code`."""
     step, answer = divmod(code, 1 << STEP)
-    return RuntimeError(f"{kernel} {_WORDS[Asked(step)]}: {error_text(answer)}")
+    return RuntimeError(f"{kernel} {WORDS[Asked(step)]}: {error_text(answer)}")
 
 
 def error_text(code: int) -> str:

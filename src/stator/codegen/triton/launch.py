@@ -1,6 +1,7 @@
 """Launchers: native functions that put a kernel of the GPU on torch's current stream.
 
 i32 NAME(buffers…, sizes…, threads)   as an entry of the CPU's, but for the result: 0, or an error
+i32 NAME(buffers…, sizes…, device)    where the device is not known before it is launched
 
 A launcher's module carries the cubin, so that its object file is all there is to store or ship.
 The first launch loads it into the device's primary context, which is torch's; there it stays as
@@ -27,6 +28,7 @@ SHARED_AT_MOST: Final = 48 << 10  # bytes that a kernel gets without asking
 MAX_DYNAMIC_SHARED: Final = 8  # the attribute with which it asks
 INVALID_CONTEXT: Final = 201  # no call has made one current in this thread yet
 UNKNOWN: Final = 999
+MOST_DEVICES: Final = 128  # torch numbers them in a byte
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +43,18 @@ class Launcher:
     grid: tuple[Index, Index, Index]  # over the sizes
     threads: int  # of a block
     shared: int  # bytes of dynamic shared memory
-    device: int
+    device: int | None  # None: it is told at every launch
     scratch: int = 2  # parameters of the kernel behind its own, which are null
 
     @property
     def buffers(self) -> int:
         """How many buffers come before the sizes."""
         return len(self.passed) - len(self.symbols)
+
+    @property
+    def number(self) -> str:
+        """The device, in the text of the function."""
+        return "%device" if self.device is None else str(self.device)
 
     @property
     def parameters(self) -> list[tuple[str, str]]:
@@ -87,9 +94,10 @@ def module_text(launchers: Sequence[Launcher]) -> str:
 
 
 def launcher_text(launcher: Launcher) -> str:
-    """LLVM text of one: the cubin, the place of the loaded kernel, and the function."""
+    """LLVM text of one: the cubin, places of the loaded kernel by device, and the function."""
     code = Indices()
     w, name = code.w, launcher.name
+    cells, last = (1, "threads") if launcher.device is not None else (MOST_DEVICES, "device")
     parameters = _parameters(code, launcher)
     grid = [code.index(size) for size in launcher.grid]
     w.line("%stream_at = alloca ptr")
@@ -100,22 +108,24 @@ def launcher_text(launcher: Launcher) -> str:
     w.open_block("done")
     w.line("ret i32 0")
     w.open_block("look")
-    known = w.let(f"load atomic ptr, ptr @{name}.loaded acquire, align 8")
+    own = launcher.number if launcher.device is None else "0"
+    w.line(f"%cell = getelementptr ptr, ptr @{name}.loaded, i32 {own}")
+    known = w.let("load atomic ptr, ptr %cell acquire, align 8")
     w.line(f"br i1 {w.let(f'icmp ne ptr {known}, null')}, label %ready, label %load")
     w.open_block("load")
     given = f"ptr @{name}.cubin, ptr @{name}.function, i32 {launcher.shared}"
-    refused = w.let(f"call i32 @load({given}, i32 {launcher.device}, ptr @{name}.loaded)")
+    refused = w.let(f"call i32 @load({given}, i32 {launcher.number}, ptr %cell)")
     w.line(f"br i1 {w.let(f'icmp eq i32 {refused}, 0')}, label %ready, label %refuse")
     w.open_block("refuse")
     w.line(f"ret i32 {refused}")
     w.open_block("ready")
     _launch(code, launcher, grid, parameters)
-    taken = [*(f"{kind} %{own}" for kind, own in launcher.parameters), "i32 %threads"]
+    taken = [*(f"{kind} %{given}" for kind, given in launcher.parameters), f"i32 %{last}"]
     return "\n".join(
         (
             f"@{name}.cubin = internal constant {_bytes(launcher.cubin)}, align 64",
             f"@{name}.function = internal constant {_bytes(launcher.function.encode() + bytes(1))}",
-            f"@{name}.loaded = internal global ptr null",
+            f"@{name}.loaded = internal global [{cells} x ptr] zeroinitializer, align 8",
             f"define i32 @{name}({', '.join(taken)}) {{\nentry:",
             *w.lines,
             "}",
@@ -145,8 +155,8 @@ def _parameters(code: Indices, launcher: Launcher) -> str:
 
 def _launch(code: Indices, launcher: Launcher, grid: Sequence[str], parameters: str) -> None:
     """Launch on the current stream; once more, if this thread had no context so far."""
-    w, device = code.w, launcher.device
-    function = w.let(f"load atomic ptr, ptr @{launcher.name}.loaded acquire, align 8")
+    w, device = code.w, launcher.number
+    function = w.let("load atomic ptr, ptr %cell acquire, align 8")
     asked = w.let(f"call i32 @aoti_torch_get_current_cuda_stream(i32 {device}, ptr %stream_at)")
     w.line(f"br i1 {w.let(f'icmp eq i32 {asked}, 0')}, label %launch, label %lost")
     w.open_block("lost")

@@ -7,6 +7,7 @@ would become products of matrices in float32: several times slower than eager.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import chain
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -19,6 +20,8 @@ from stator.torch_api import size_hint, unset_fake_temporarily
 
 aten = torch.ops.aten
 How: TypeAlias = tuple[float, bool, float | None]  # dropout, whether it is causal, the scale
+# As programs call it, and as torch.export writes it down.
+_SPELLINGS: Final = (F.scaled_dot_product_attention, aten.scaled_dot_product_attention.default)
 NAMES: Final = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 HEAD_STEP: Final = 8  # widths of heads that kernels take as they are
 MASK_STEP: Final = 16  # elements that rows of a mask may be apart
@@ -31,7 +34,8 @@ def settle_attention(graph: fx.Graph, ctx: Ctx) -> int:
     after:  y = by_cudnn(q, k, v, None, (0.0, False, None))
     """
     settled = 0
-    for node in graph.find_nodes(op="call_function", target=F.scaled_dot_product_attention):
+    nodes = (graph.find_nodes(op="call_function", target=target) for target in _SPELLINGS)
+    for node in chain.from_iterable(nodes):
         given = {**dict(zip(NAMES, node.args, strict=False)), **node.kwargs}
         operands = tuple(given.get(name) for name in NAMES[:4])
         how = (given.get("dropout_p", 0.0), given.get("is_causal", False), given.get("scale"))
@@ -46,13 +50,15 @@ def settle_attention(graph: fx.Graph, ctx: Ctx) -> int:
 
 def _kernel_of(operands: tuple[Any, ...], how: How) -> Callable[..., Tensor] | None:
     """What eager would call; None where that is not for us to say."""
-    values = [value_of(node) if isinstance(node, fx.Node) else node for node in operands]
+    values = [_value(node) for node in operands]
     if not all(_is_on_gpu(value) for value in values if value is not None):
         return None
     tensors = [value for value in values if value is not None]
     if torch.is_grad_enabled() and any(value.requires_grad for value in tensors):
         return None
     if any(value.size(-1) % HEAD_STEP for value in values[:3]):
+        return None
+    if not torch.cuda.is_available():  # a package is built where no card is
         return None
     with unset_fake_temporarily(), torch.no_grad():  # of fake tensors the choice sees no device
         real = [_real(value) for value in tensors]
@@ -63,6 +69,12 @@ def _kernel_of(operands: tuple[Any, ...], how: How) -> Callable[..., Tensor] | N
         ask = aten._fused_sdp_choice.default
         choice = ask(q, k, v, _bias(mask, q, k), dropout, is_causal, scale=scale)
     return KERNELS.get(int(choice))
+
+
+def _value(node: Any) -> Any:
+    """What Dynamo or torch.export says that an operand is."""
+    found = value_of(node)
+    return node.meta.get("val") if found is None and isinstance(node, fx.Node) else found
 
 
 def _is_on_gpu(value: Any) -> bool:

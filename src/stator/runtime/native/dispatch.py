@@ -50,13 +50,7 @@ _NUMBERS: Final[Mapping[str, Callable[[Any], int]]] = {
     "bool": int,
     "float": lambda value: int(struct.unpack("<q", struct.pack("<d", float(value)))[0]),
     "ScalarType": scalar_type,
-    "Device": lambda value: DEVICE_TYPES[value.type] << 32 | _number(value),
 }
-
-
-def _number(device: torch.device) -> int:
-    """Which of a kind; -1, in 32 bits, where none is named."""
-    return 0xFFFFFFFF if device.index is None else device.index
 
 
 def why_not_dispatched(call: Call) -> str | None:
@@ -163,6 +157,8 @@ class Dispatch:
                 return self.integer(value)
             case "str":
                 return self._text(value)
+            case "Device":
+                return self.values.device_word(value)
             case "Layout":
                 return self._code("aoti_torch_layout_strided")
             case "MemoryFormat":

@@ -105,7 +105,7 @@ class Host:
         self.write_steps()
         result = self._outputs()
         if self.plan.on_gpu:
-            self._leave_device()
+            self.leave_device()
         elif self.memory.offsets:
             frame.call("void", "stator_arena_give", "ptr %arena")
         frame.w.line(f"ret ptr {result.value}")
@@ -116,7 +116,7 @@ class Host:
     def write_steps(self) -> None:
         """The sizes, the arena, and all steps."""
         if self.plan.on_gpu:
-            self._enter_device()
+            self.enter_device()
         self.read_sizes()
         if self.memory.offsets:
             self._open_arena()
@@ -158,7 +158,7 @@ class Host:
         above = frame.w.let(f"sub i64 {value}, {shown.start}")
         frame.w.line(f"%{symbol} = sdiv i64 {above}, {shown.step}")
 
-    def _enter_device(self) -> None:
+    def enter_device(self) -> None:
         """Make the plan's device the current one, as calls and launches expect it."""
         frame, device = self.frame, self.plan.device
         self.guard = frame.room(1)
@@ -167,7 +167,8 @@ class Host:
         with frame.unless(frame.is_zero(code)):
             self._refuse(refuse_device, self.values.fixed(device))
 
-    def _leave_device(self) -> None:
+    def leave_device(self) -> None:
+        """Make the device current that was."""
         held = self.frame.w.let(f"load ptr, ptr {self.guard}")
         self.frame.call("i32", LEAVE, f"ptr {held}")
 
@@ -230,7 +231,7 @@ class Host:
         given = [
             *(f"ptr {self.values.address(name)}" for name in step.arguments),
             *(f"i64 {self.frame.index(size)}" for size in step.sizes),
-            f"i32 {self._threads(step.work)}",
+            f"i32 {self.threads(step.work)}",
         ]
         self._unlock_for(step.work)
         self.call_kernel(step.nameless, given)
@@ -245,7 +246,7 @@ class Host:
         room = frame.room(len(cells))
         for number, (kind, value) in enumerate(cells):
             frame.put(kind, value, room, number)
-        threads = self._threads(step.work)
+        threads = self.threads(step.work)
         self._unlock_for(step.work)
         count = len(step.launches)
         self.call_kernel(step.nameless, [f"ptr {room}", f"i64 {count}", f"i32 {threads}"])
@@ -263,7 +264,7 @@ class Host:
             answer = self.values.number(frame.w.let(f"sext i32 {code} to i64"))
             self._refuse(refuse_launch, self.values.fixed(name), answer)
 
-    def _threads(self, work: Index) -> str:
+    def threads(self, work: Index) -> str:
         """How many threads a kernel runs on: below the break-even one."""
         if self.plan.on_gpu:
             return "1"
@@ -350,7 +351,7 @@ class Host:
         w.line(f"br i1 {frame.is_set(held)}, label %give_back, label %gone")
         w.open_block("give_back")
         if self.plan.on_gpu:
-            self._leave_device()
+            self.leave_device()
         else:
             frame.call("void", "stator_arena_give", f"ptr {held}")
         w.line("br label %gone")

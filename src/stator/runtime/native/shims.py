@@ -8,7 +8,10 @@ that torch installs.  A symbol never changes its signature: what needs another g
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -71,7 +74,27 @@ WITH_NUMBERS: Final[Mapping[Any, str]] = {
 def symbol_of(name: str | None, device: torch.device) -> str | None:
     """What torch calls a function on a device, if it has it there."""
     symbol = f"aoti_torch_{device.type}_{name}"
-    return None if name is None or torch_symbol(symbol) is None else symbol
+    if name is None or (torch_symbol(symbol) is None and symbol not in _elsewhere(device.type)):
+        return None
+    return symbol
+
+
+@cache
+def _elsewhere(kind: str) -> frozenset[str]:
+    """What torch exports where it was built for a kind of device, and here it was not.
+
+    Nothing here runs on such a device then, but a package may be built for it.
+    """
+    if kind != "cuda" or torch.version.cuda is not None or not _CUDA_HEADER.exists():
+        return frozenset()
+    return frozenset(re.findall(r"\baoti_torch_cuda_\w+(?=\()", _CUDA_HEADER.read_text()))
+
+
+_CUDA_HEADER: Final = (
+    Path(torch.__file__)
+    .with_name("include")
+    .joinpath("torch", "csrc", "inductor", "aoti_torch", "generated", "c_shim_cuda.h")
+)
 
 
 # A type of a schema, and the types that it has in C.

@@ -116,12 +116,17 @@ class Values:
             size = frame.index(made.elements * made.dtype.itemsize)
             code = frame.call("i32", "stator_new_tensor", f"i64 {size}", *layout, *to)
         else:
-            code = frame.call("i32", "stator_new_on", *layout, *self._on_device(), *to)
+            code = frame.call("i32", "stator_new_on", *layout, *self.on_device(), *to)
         self.without_memory(code, made, slot, data)
         self.places[made.name] = Handle(slot)
         self.addresses[made.name] = frame.w.let(f"load ptr, ptr {data}")
 
-    def _on_device(self) -> list[str]:
+    def device_word(self, device: torch.device) -> str:
+        """A device as torch's dispatcher takes it: its kind, and its number (-1: none is named)."""
+        number = 0xFFFFFFFF if device.index is None else device.index
+        return str(DEVICE_TYPES[device.type] << 32 | number)
+
+    def on_device(self) -> list[str]:
         """The device as torch's C functions take it; without a number it is the current one."""
         number = -1 if self.device.index is None else self.device.index
         return [f"i32 {DEVICE_TYPES[self.device.type]}", f"i32 {number}"]
