@@ -16,7 +16,7 @@ import torch
 
 from stator.codegen.llvm.shape import arguments_of, symbols_of
 from stator.codegen.triton.kernel import write_kernel
-from stator.codegen.triton.shape import shape_of
+from stator.codegen.triton.shape import Shape, shape_of
 from stator.codegen.triton.source import function_of
 from stator.core.dtypes import TORCH_DTYPES
 from stator.loops.index import Symbol
@@ -26,9 +26,9 @@ from stator.lower.sizes import evaluate
 _TORCH: Final = {ours: dtype for dtype, ours in TORCH_DTYPES.items()}
 
 
-def interpreted(kernel: Kernel) -> Callable[..., None]:
-    """A function of addresses, sizes and threads that runs the kernel."""
-    written = write_kernel(kernel, shape_of(kernel))
+def interpreted(kernel: Kernel, shape: Shape | None = None) -> Callable[..., None]:
+    """A function of addresses, sizes and threads that runs the kernel; `shape`: not the model's."""
+    written = write_kernel(kernel, shape or shape_of(kernel))
     run = _triton().InterpretedFunction(function_of(written.name, written.source, _names()))
     buffers, symbols = arguments_of(kernel), symbols_of(kernel)
 

@@ -75,9 +75,9 @@ def write_kernel(kernel: Kernel, shape: Shape) -> Written:
     return Written(name, source, (*buffers, *sizes), shape, shape.grid(kernel))
 
 
-def source_of(kernel: Kernel) -> str:
-    """The kernel in the shape that the model gives it."""
-    return write_kernel(kernel, shape_of(kernel)).source
+def source_of(kernel: Kernel, shape: Shape | None = None) -> str:
+    """The kernel in a shape; without one, in that which the model gives it."""
+    return write_kernel(kernel, shape or shape_of(kernel)).source
 
 
 def _with_common_axes(kernel: Kernel) -> Kernel:
