@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from threading import Thread
-from typing import Any
 
 import torch
 from torch import fx
 
-from stator.codegen.llvm.backend import load_kernels
+from stator.codegen.triton.shape import Shape
 from stator.core.dtypes import TORCH_DTYPES
 from stator.core.dump import Dump
 from stator.core.events import Compilation
@@ -20,7 +19,6 @@ from stator.loops.values import Value
 from stator.lower.items import Check, Compute, Extern, Item, Scatter, Size
 from stator.lower.lower import Lowering
 from stator.lower.sizes import Sizes
-from stator.lower.target import Target
 from stator.lower.tensors import layout_of
 from stator.runtime.calls import call_of, call_onto, through_c, view_of
 from stator.runtime.dump import (
@@ -31,6 +29,7 @@ from stator.runtime.dump import (
     schedule_text,
     triton_text,
 )
+from stator.runtime.loading import AT_ONCE, Code, Loading
 from stator.runtime.origins import Lowered
 from stator.runtime.plan import (
     Allocation,
@@ -41,7 +40,6 @@ from stator.runtime.plan import (
     Plan,
     Require,
     Step,
-    Together,
     View,
     attribute,
     loose_names,
@@ -62,12 +60,12 @@ def plan_kernels(
     name: str,
     dump: Dump,
     *,
-    loads: bool = True,
+    loading: Loading = AT_ONCE,
     lowering: Lowering | None = None,
 ) -> Plan:
-    """A plan in which fused loops run as native kernels; `loads`: in this process, and now.
+    """A plan in which fused loops run as native kernels.
 
-    `lowering` says which operators may become loops.
+    `loading` says where these get their code, `lowering` which operators may become loops.
     """
     lowering = lowering or Lowering(module)
     items = lowering.run()
@@ -79,8 +77,7 @@ def plan_kernels(
     on_cpu = not lowering.target.uses_triton
     fused = fuse(items, lowering.sizes, returned, late=late, few_rows=1 if on_cpu else FEW_ROWS)
     dump.write(f"{name}_schedule.txt", lambda: schedule_text(fused))
-    wanted = _read_outside(fused.groups, output)
-    kernels = _kernels(fused.groups, wanted, lowering)
+    kernels = _kernels(fused.groups, _read_outside(fused.groups, output), lowering)
     updates = update_in_place(fused.groups, kernels, lowering.sizes, returned)
     donated = _donated(module.graph, lowering.sizes)
     over = overwrite_dying(
@@ -98,17 +95,18 @@ def plan_kernels(
     kept = [group for group in fused.groups if group not in updates.copies]
     in_order = _in_order(lowering, kept, launches, over.targets)
     steps = join_launches(in_order, lowering.sizes.hint) if on_cpu else in_order
-    _dump_code(dump, name, steps, lowering.target)
     placeholders = [node.name for node in module.graph.find_nodes(op="placeholder")]
     loose = frozenset() if on_cpu else loose_names(steps, {*placeholders} - donated.keys())
-    entries = _loaded(steps, loose, lowering.target, loads=loads)
+    code = Code(steps, lowering, loose, targets)
+    shapes = code.tuned(loading, record.notes)
+    _dump_code(dump, name, code, shapes)
     return Plan(
         tuple(placeholders),
         tuple(_with_frees(steps, placeholders, output)),
         output.args[0],
         _layouts(lowering),
         {symbol.name: source for symbol, source in lowering.sizes.sources.items()},
-        entries,
+        code.loaded(loading, shapes),
         dict(lowering.sizes.hints),
         frozenset(node.name for node in module.graph.nodes if node.meta.get(KEPT)),
         frozenset(over.targets.values()) & donated.keys(),
@@ -125,29 +123,14 @@ def begin_workers() -> None:
     Thread(target=workers, daemon=True).start()
 
 
-def _dump_code(dump: Dump, name: str, steps: Sequence[Step], target: Target) -> None:
+def _dump_code(dump: Dump, name: str, code: Code, shapes: Mapping[Kernel, Shape]) -> None:
     """Before it is compiled: what a compiler refuses can be read."""
-    if target.uses_triton:
-        dump.write(f"{name}_triton.py", lambda: triton_text(steps))
+    steps = code.steps
+    if code.lowering.target.uses_triton:
+        dump.write(f"{name}_triton.py", lambda: triton_text(steps, shapes))
         return
     dump.write(f"{name}.ll", lambda: llvm_text(steps))
     dump.write(f"{name}.s", lambda: assembly_text(steps))
-
-
-def _loaded(
-    steps: Sequence[Step], loose: frozenset[str], target: Target, *, loads: bool
-) -> dict[Kernel, Any]:
-    """The code of each kernel, with an `address` or a `function` of the same arguments."""
-    launches = [step for step in steps if isinstance(step, Launch | Together)]
-    kernels = [launch.nameless for launch in launches]
-    if not loads:
-        return dict.fromkeys(kernels)
-    if not target.uses_triton:
-        return dict(zip(kernels, load_kernels(kernels), strict=True))
-    from stator.codegen.triton.backend import load_gpu_kernels  # Triton is for GPUs alone
-
-    anywhere = {step.nameless for step in launches if not loose.isdisjoint(step.takes)}
-    return dict(zip(kernels, load_gpu_kernels(kernels, target.device, anywhere), strict=True))
 
 
 def _kernels(
