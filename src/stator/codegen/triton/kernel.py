@@ -11,6 +11,7 @@ from stator.codegen.llvm.shape import arguments_of, symbols_of
 from stator.codegen.triton.emitter import Dim, Emitter
 from stator.codegen.triton.online import AT_ONCE, close_totals, is_online, open_totals, take_in
 from stator.codegen.triton.prims import TYPES, number_text
+from stator.codegen.triton.product import product_lines
 from stator.codegen.triton.shape import Shape, is_coarse, is_wide, power, shape_of
 from stator.core.dtypes import DType
 from stator.loops.index import Axis, Index, Leaf
@@ -64,6 +65,8 @@ def write_kernel(kernel: Kernel, shape: Shape) -> Written:
             body = _flat(kernel, shape)
         case "tiles":
             body = _tiles(kernel, shape)
+        case "product":
+            body = _product(kernel, shape)
         case _:
             body = _rows(kernel, shape)
     buffers = [(buffer.name, POINTERS[buffer.dtype]) for buffer in arguments_of(kernel)]
@@ -137,6 +140,14 @@ def _tiles(kernel: Kernel, shape: Shape) -> list[str]:
     e.dims = tuple(dims)
     e.decode([axis for axis in others if axis is not side], "number_", None)
     for stage in kernel.stages:
+        _statements(e, stage.body)
+    return e.lines
+
+
+def _product(kernel: Kernel, shape: Shape) -> list[str]:
+    """The product, then all else at the points of its tile."""
+    e = product_lines(kernel, shape)
+    for stage in kernel.stages[1:]:
         _statements(e, stage.body)
     return e.lines
 
