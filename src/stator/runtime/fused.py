@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from threading import Thread
 
 import torch
@@ -44,10 +45,11 @@ from stator.runtime.plan import (
     attribute,
     loose_names,
 )
+from stator.runtime.products import join_products
 from stator.runtime.together import join_launches
 from stator.schedule.build import build_kernel
 from stator.schedule.canonical import Canonical, canonical
-from stator.schedule.fuse import FEW_ROWS, Group, fuse
+from stator.schedule.fuse import FEW_ROWS, Fused, Group, fuse
 from stator.schedule.in_place import update_in_place
 from stator.schedule.overwrite import overwrite_dying, without_gaps
 from stator.schedule.registers import build_gpu_kernel
@@ -73,11 +75,12 @@ def plan_kernels(
     dump.write(f"{name}_loops.txt", lambda: loops_text(items))
     (output,) = module.graph.find_nodes(op="output")
     returned = {node.name for node in output.all_input_nodes}
-    late = any(node.meta.get(EARLY) or node.meta.get(AGAIN) for node in module.graph.nodes)
     on_cpu = not lowering.target.uses_triton
-    fused = fuse(items, lowering.sizes, returned, late=late, few_rows=1 if on_cpu else FEW_ROWS)
+    fused = _fused(items, lowering, returned)
+    wanted = partial(_read_outside, output=output)
+    products = join_products(fused, lowering, wanted, loading, record.notes)
     dump.write(f"{name}_schedule.txt", lambda: schedule_text(fused))
-    kernels = _kernels(fused.groups, _read_outside(fused.groups, output), lowering)
+    kernels = _kernels(fused.groups, wanted(fused.groups), lowering)
     updates = update_in_place(fused.groups, kernels, lowering.sizes, returned)
     donated = _donated(module.graph, lowering.sizes)
     over = overwrite_dying(
@@ -93,11 +96,10 @@ def plan_kernels(
         for group, kernel in over.kernels.items()
     }
     kept = [group for group in fused.groups if group not in updates.copies]
-    in_order = _in_order(lowering, kept, launches, over.targets)
-    steps = join_launches(in_order, lowering.sizes.hint) if on_cpu else in_order
+    steps = _in_order(lowering, kept, launches, over.targets)
     placeholders = [node.name for node in module.graph.find_nodes(op="placeholder")]
     loose = frozenset() if on_cpu else loose_names(steps, {*placeholders} - donated.keys())
-    code = Code(steps, lowering, loose, targets)
+    code = Code(steps, lowering, loose, targets, _settled(launches, products))
     shapes = code.tuned(loading, record.notes)
     _dump_code(dump, name, code, shapes)
     return Plan(
@@ -114,6 +116,19 @@ def plan_kernels(
         loose,
         lowering.target.device,
     )
+
+
+def _settled(
+    launches: Mapping[Group, Launch], products: Mapping[Group, Shape]
+) -> dict[Kernel, Shape]:
+    return {launches[group].nameless: shape for group, shape in products.items()}
+
+
+def _fused(items: Sequence[Item], lowering: Lowering, returned: set[str]) -> Fused:
+    nodes = lowering.module.graph.nodes
+    late = any(node.meta.get(EARLY) or node.meta.get(AGAIN) for node in nodes)
+    few_rows = FEW_ROWS if lowering.target.uses_triton else 1
+    return fuse(items, lowering.sizes, returned, late=late, few_rows=few_rows)
 
 
 def begin_workers() -> None:
@@ -158,7 +173,7 @@ def _in_order(
     targets: Mapping[str, str],
 ) -> list[Step]:
     """A launch or a call for each group, and the names of what was written over other values."""
-    return [
+    steps = [
         step
         for group in groups
         for step in (
@@ -166,6 +181,8 @@ def _in_order(
             *_renamed(group, targets, lowering.sizes),
         )
     ]
+    on_gpu = lowering.target.uses_triton
+    return steps if on_gpu else join_launches(steps, lowering.sizes.hint)
 
 
 def _note_kernels(lowering: Lowering, kernels: Mapping[Group, Kernel]) -> None:
@@ -205,7 +222,7 @@ def _layouts(lowering: Lowering) -> dict[str, tuple[tuple[Index, ...], torch.dty
     }
 
 
-def _read_outside(groups: list[Group], output: fx.Node) -> dict[Group, set[str]]:
+def _read_outside(groups: Sequence[Group], output: fx.Node) -> dict[Group, set[str]]:
     """For each group, the names it makes that others read, or the caller gets."""
     returned = {node.name for node in output.all_input_nodes}
     readers: dict[str, set[int]] = {}

@@ -37,6 +37,7 @@ class Code:
     lowering: Lowering
     loose: frozenset[str]  # tensors that may begin anywhere
     targets: Mapping[str, str]  # results that lie in memory of other names
+    settled: Mapping[Kernel, Shape]  # what was measured before
 
     @property
     def launches(self) -> list[Launch | Together]:
@@ -49,14 +50,15 @@ class Code:
         return {s.nameless for s in self.launches if not self.loose.isdisjoint(s.takes)}
 
     def tuned(self, loading: Loading, notes: list[str]) -> dict[Kernel, Shape]:
-        """Shapes that were measured to be quicker than the model's, where that is asked for."""
+        """Shapes other than the model's: measured to be quicker, where that is asked for."""
         device = self.lowering.target.device
         if not loading.now or loading.verdicts is None or not self.lowering.target.on_gpu:
-            return {}
+            return dict(self.settled)
         from stator.codegen.triton.card import Card  # Triton is for GPUs alone
         from stator.codegen.triton.tune import Tuner
 
-        return Tuner(Card(device), loading.verdicts, notes).shapes(self.samples(), self.anywhere)
+        tuner = Tuner(Card(device), loading.verdicts, notes)
+        return {**tuner.shapes(self.samples(), self.anywhere), **self.settled}
 
     def samples(self) -> dict[Kernel, Sample]:
         """For each kernel, the largest that it is given."""
@@ -71,7 +73,7 @@ class Code:
 
         hint = self.lowering.sizes.hint
         for step in self.launches:
-            if isinstance(step, Together):
+            if isinstance(step, Together) or step.nameless in self.settled:
                 continue
             named = arguments_of(step.kernel)
             size = {self.targets.get(buffer.name, buffer.name): buffer.size for buffer in named}

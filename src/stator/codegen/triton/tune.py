@@ -24,7 +24,8 @@ from stator.codegen.triton.shape import Shape, stores_of
 from stator.codegen.triton.timing import Clock, quickest
 from stator.core.dtypes import TORCH_DTYPES
 from stator.core.verdicts import Verdicts
-from stator.loops.ir import Kernel
+from stator.loops.index import Index
+from stator.loops.ir import Buffer, Kernel
 from stator.torch_api import unset_fake_temporarily
 
 LEAST_MOVED: Final = 1 << 19  # bytes: less takes no longer than a launch
@@ -177,12 +178,18 @@ def shape_text(shape: Shape) -> str:
 
 
 def scratch(kernel: Kernel, lengths: Iterable[int], device: torch.device) -> list[torch.Tensor]:
-    """Tensors for a kernel's buffers: random numbers, and integers that are in every range."""
+    """Tensors for a kernel's buffers, as long as it is told."""
+    pairs = zip(arguments_of(kernel), lengths, strict=True)
+    return filled((Buffer(b.name, b.dtype, Index.of(length)) for b, length in pairs), device)
+
+
+def filled(buffers: Iterable[Buffer], device: torch.device) -> list[torch.Tensor]:
+    """Tensors for buffers of known sizes: random numbers, and integers that are in every range."""
     random = torch.Generator(device)
     random.manual_seed(0)
     made = []
-    for buffer, length in zip(arguments_of(kernel), lengths, strict=True):
-        dtype = _TORCH[buffer.dtype]
+    for buffer in buffers:
+        dtype, length = _TORCH[buffer.dtype], buffer.size.constant
         tensor = torch.zeros(length, dtype=dtype, device=device)
         made.append(tensor.normal_(generator=random) if dtype.is_floating_point else tensor)
     return made
