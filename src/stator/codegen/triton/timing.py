@@ -14,7 +14,9 @@ HOPELESS: Final = 1.25  # times the quickest
 ENOUGH: Final = 0.08  # seconds of the card for the rounds that follow
 FEWEST: Final = 6  # rounds
 MOST: Final = 30
-MOST_FLUSHED: Final = 1 << 28  # bytes
+# Bytes that are written before each: more than a cache holds, and it takes the card longer than
+# Python to queue what follows.
+RUBBISH: Final = 1 << 28
 LEAST_GAIN: Final = 0.03  # of the time of the first way: less may be noise
 CLOCK: Final = 5e-7  # seconds: what the card's clock tells apart
 
@@ -36,10 +38,7 @@ class CardClock:
     rubbish: Any = field(init=False)
 
     def __post_init__(self) -> None:
-        properties = torch.cuda.get_device_properties(self.device)
-        cache = getattr(properties, "L2_cache_size", 0) or MOST_FLUSHED // 2
-        count = min(2 * cache, MOST_FLUSHED)
-        self.rubbish = torch.empty(count, dtype=torch.int8, device=self.device)
+        self.rubbish = torch.empty(RUBBISH, dtype=torch.int8, device=self.device)
 
     def round(self, ways: Sequence[Way]) -> list[float]:
         """The card's events stand right before and behind each."""

@@ -92,9 +92,14 @@ class Tuner:
         if self.card.is_recording():
             self.notes.append("nothing is tuned: a CUDA graph is being recorded")
             return {}
+        found: dict[_Trial, Verdict | None] = {}
         with unset_fake_temporarily(), torch.no_grad(), torch.inference_mode(False):
-            ways = self.card.ways([(t.kernel, w, t.aligned) for t in trials for w in t.written])
-            clock, found = self.card.clock(), {}
+            try:
+                ways = self.card.ways([(t.kernel, w, t.aligned) for t in trials for w in t.written])
+                clock = self.card.clock()
+            except RuntimeError as error:  # no memory for the clock, say
+                self.notes.append(f"nothing is tuned: {error}")
+                return {}
             for trial in trials:
                 own, ways = ways[: len(trial.shapes)], ways[len(trial.shapes) :]
                 found[trial] = self._verdict(trial, own, clock)

@@ -90,21 +90,21 @@ def _measured(trial: ProductTrial, tuner: Tuner) -> Verdict | None:
         return None
     try:
         with unset_fake_temporarily(), torch.no_grad(), torch.inference_mode(False):
-            chosen, seconds = quickest(_ways(trial, tuner), card.clock())
+            given = filled(trial.buffers.values(), card.device)
+            tensors = dict(zip(trial.buffers, given, strict=True))  # they live until all is timed
+            chosen, seconds = quickest(_ways(trial, tensors, tuner), card.clock())
     except RuntimeError as error:  # out of memory after all: the library's call will do
         tuner.notes.append(f"{name} is not tuned: {error}")
         return None
     return Verdict(chosen, tuple(seconds))
 
 
-def _ways(trial: ProductTrial, tuner: Tuner) -> list[Way]:
+def _ways(trial: ProductTrial, tensors: Mapping[str, torch.Tensor], tuner: Tuner) -> list[Way]:
     """The call and the loops, then the kernel in each shape; all on the same tensors."""
     joined, loops = trial.joined.kernel, trial.loops.kernel
     model = write_kernel(loops, shape_of(loops))
     written = [(joined, write_kernel(joined, shape), True) for shape in trial.shapes]
     last, *ways = tuner.card.ways([(loops, model, True), *written])
-    given = filled(trial.buffers.values(), tuner.card.device)
-    tensors = dict(zip(trial.buffers, given, strict=True))
     call = _call(trial.call, tensors)
     places = _places(trial.loops.buffers, tensors)
 
