@@ -223,6 +223,8 @@ def test_what_the_modes_ask_of_a_gpu() -> None:
     told = {mode: read_options(mode) for mode in MODES}
 
     assert [mode for mode in MODES if told[mode].cuda_graphs] == ["reduce-overhead", "max-autotune"]
+    tuned = ["max-autotune", "max-autotune-no-cudagraphs"]
+    assert [mode for mode in MODES if told[mode].tune] == tuned
     assert told["default"] == Options()
 
 

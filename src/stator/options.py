@@ -18,8 +18,8 @@ UNKEYED: Final[Mapping[str, Any]] = {"keyed": False}
 MODES: Final[Mapping[str, Mapping[str, Any]]] = {
     "default": {},
     "reduce-overhead": {"cuda_graphs": True},
-    "max-autotune": {"cuda_graphs": True},
-    "max-autotune-no-cudagraphs": {},
+    "max-autotune": {"cuda_graphs": True, "tune": True},
+    "max-autotune-no-cudagraphs": {"tune": True},
 }
 
 
@@ -45,6 +45,7 @@ class Options:
     numerics: str = "fast"  # "eager": eager's own bits; operators whose kernels differ are calls
     fallback_random: bool = False  # with kernels: eager's own random bits, drawn by torch
     cuda_graphs: bool = False  # on a GPU: calls are recorded, and replayed without starting kernels
+    tune: bool = False  # on a GPU: kernels in the shapes that are measured to be the quickest
     verify: bool | str = True  # check graphs after passes; "kernels": each kernel beside eager too
     verify_passes: str = "graphs"  # "values": also run each graph before and after each pass
     skip: tuple[str, ...] = ()  # names of passes and rules to leave out

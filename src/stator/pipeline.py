@@ -29,6 +29,7 @@ from stator.aot.partition.network import Cut
 from stator.aot.partition.report import Choices
 from stator.aot.partition.split import Split
 from stator.aot.partition.weigh import bytes_of
+from stator.cache.verdicts import verdicts_of
 from stator.core.collector import collector_off
 from stator.core.events import Compilation
 from stator.core.fallback import note_fallback
@@ -84,6 +85,7 @@ from stator.runtime.cuda_graphs import Pool, with_cuda_graphs
 from stator.runtime.cuda_recorder import recorder_of
 from stator.runtime.dump import program_text
 from stator.runtime.fused import begin_workers, plan_kernels
+from stator.runtime.loading import Loading
 from stator.runtime.memory import (
     Memory,
     Own,
@@ -367,7 +369,11 @@ def _plan(module: fx.GraphModule, name: str, ctx: Ctx, loads: bool) -> Plan:
             as_eager = ctx.options.has_eager_bits
             target = target_of(module.graph, ctx.options.codegen)
             lowering = Lowering(module, fuel=ctx.kernel_fuel, as_eager=as_eager, target=target)
-            return plan_kernels(module, ctx.record, name, ctx.dump, loads=loads, lowering=lowering)
+            verdicts = verdicts_of(ctx.options) if ctx.options.tune and target.on_gpu else None
+            loading = Loading(loads, verdicts)
+            return plan_kernels(
+                module, ctx.record, name, ctx.dump, loading=loading, lowering=lowering
+            )
         except Exception as error:
             note_fallback(error, ctx.record, ctx.options.strict)
     return make_plan(module)

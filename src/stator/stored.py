@@ -20,14 +20,13 @@ from stator.aot.assemble import assemble, with_alias_check
 from stator.aot.function import BackwardGraphs
 from stator.aot.metadata import Facts
 from stator.cache.fingerprint import NoKey, fingerprint, user_lines
+from stator.cache.opening import open_store
 from stator.cache.programs import FoundBackward, Programs, StoredProgram
-from stator.cache.remote import Remote
-from stator.cache.store import Store
 from stator.core import faults
 from stator.core.events import Compilation
 from stator.core.torch_types import Flat
 from stator.errors import CompileError
-from stator.options import Options, cache_folder
+from stator.options import Options
 from stator.runtime.native.image import why_not_native
 from stator.runtime.native.prelude import hold_no_spare
 from stator.torch_api import (
@@ -102,19 +101,6 @@ def why_not_kept(mode: FakeTensorMode, promises: int) -> str | None:
     """None unless a trace made more conditions on sizes than the `promises` that Dynamo knows."""
     changed = guard_count(mode) != promises
     return "its sizes were found to obey conditions" if changed else None
-
-
-def open_store(options: Options) -> Store:
-    """The store that the options name."""
-    remote = None if options.remote_cache is None else _remote(options.remote_cache)
-    return Store(cache_folder(options), options.cache_limit, remote)
-
-
-_remotes: dict[str, Remote] = {}  # one for each URL: it remembers whether it answers
-
-
-def _remote(url: str) -> Remote:
-    return _remotes.setdefault(url, Remote(url))
 
 
 @dataclass(slots=True)

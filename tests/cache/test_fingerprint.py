@@ -243,7 +243,7 @@ OPTIONS: Final[dict[str, Any]] = {
     "strict": True,
     "kernels": False,
     **{"codegen": "triton", "executor": "python"},
-    **{"fallback_random": True, "numerics": "eager", "cuda_graphs": True},
+    **{"fallback_random": True, "numerics": "eager", "cuda_graphs": True, "tune": True},
     "verify": "kernels",
     "verify_passes": "values",
     **{"skip": ("drop_noops",), "profile_ranges": True},

@@ -28,6 +28,10 @@ class Key:
         """SHA-256 of all parts, in hexadecimal; JSON keeps one from running into the next."""
         return hashlib.sha256(json.dumps(self.parts).encode("ascii")).hexdigest()
 
+    def is_like(self, other: Key) -> bool:
+        """Whether some part of both has the same name."""
+        return not dict(self.parts).keys().isdisjoint(dict(other.parts))
+
     def differing(self, other: Key) -> tuple[str, ...]:
         """Names of the parts that are not the same in both, those that one lacks included."""
         ours, theirs = dict(self.parts), dict(other.parts)

@@ -76,7 +76,8 @@ class Store:
     def why_missing(self, key: Key) -> str:
         """Which parts of `key` differ from the nearest of the entries used last."""
         known = [self._key(entry.digest) for entry in self.entries()[:_COMPARED]]
-        differences = [key.differing(other) for other in known if other is not None]
+        # Verdicts of measurements have no part in common with programs.
+        differences = [key.differing(o) for o in known if o is not None and key.is_like(o)]
         if not differences:
             return self.problem or "the cache is empty"
         names = min(differences, key=len)

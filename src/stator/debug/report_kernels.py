@@ -75,7 +75,9 @@ class _Half:
     def _written(self, kernel: Kernel, number: int) -> str:
         """What a kernel is compiled from."""
         named = replace(kernel, name=f"code_{number}")
-        return source_of(named) if self._is_triton else numbered(emit_kernel(named))
+        if self._is_triton:
+            return source_of(named, getattr(self.plan.entries.get(kernel), "shape", None))
+        return numbered(emit_kernel(named))
 
     @cached_property
     def _origins(self) -> Mapping[str, Origin]:

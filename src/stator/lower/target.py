@@ -18,6 +18,11 @@ class Target:
     device: torch.device = CPU
     uses_triton: bool = False  # for a GPU; on CPU tensors its interpreter runs them
 
+    @property
+    def on_gpu(self) -> bool:
+        """Whether there is a card: to measure on, say."""
+        return bool(self.device.type == "cuda")
+
 
 ON_THE_CPU: Final = Target()
 

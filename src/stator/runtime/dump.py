@@ -10,6 +10,7 @@ from torch import fx
 
 from stator.codegen.llvm import jit
 from stator.codegen.llvm.shape import arguments_of
+from stator.codegen.triton.shape import Shape
 from stator.core.torch_types import Boxed
 from stator.loops.index import Axis, Index, Leaf
 from stator.loops.ir import Accumulate, Accumulated, Kernel, Stage, Store
@@ -131,11 +132,14 @@ def assembly_text(steps: Sequence[Step]) -> str:
     return "\n".join((*_legend(steps, "# "), jit.assembly(_compiled(steps))))
 
 
-def triton_text(steps: Sequence[Step]) -> str:
-    """The Triton source of every kernel, headed the same way."""
+def triton_text(steps: Sequence[Step], shapes: Mapping[Kernel, Shape]) -> str:
+    """The Triton source of every kernel, headed the same way; those in `shapes` were tuned."""
     from stator.codegen.triton.kernel import source_of  # for GPUs alone
 
-    sources = (f"# {kernel.name}\n{source_of(kernel)}" for kernel in _compiled(steps))
+    sources = (
+        f"# {name}\n{source_of(replace(nameless, name=name), shapes.get(nameless))}"
+        for nameless, name in _first_names(steps).items()
+    )
     return "\n".join((*_legend(steps, "# "), *sources))
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from threading import Thread
-from typing import Any
 
 import torch
 from torch import fx
 
-from stator.codegen.llvm.backend import load_kernels
+from stator.codegen.triton.shape import Shape
 from stator.core.dtypes import TORCH_DTYPES
 from stator.core.dump import Dump
 from stator.core.events import Compilation
@@ -20,7 +20,6 @@ from stator.loops.values import Value
 from stator.lower.items import Check, Compute, Extern, Item, Scatter, Size
 from stator.lower.lower import Lowering
 from stator.lower.sizes import Sizes
-from stator.lower.target import Target
 from stator.lower.tensors import layout_of
 from stator.runtime.calls import call_of, call_onto, through_c, view_of
 from stator.runtime.dump import (
@@ -31,6 +30,7 @@ from stator.runtime.dump import (
     schedule_text,
     triton_text,
 )
+from stator.runtime.loading import AT_ONCE, Code, Loading
 from stator.runtime.origins import Lowered
 from stator.runtime.plan import (
     Allocation,
@@ -41,15 +41,15 @@ from stator.runtime.plan import (
     Plan,
     Require,
     Step,
-    Together,
     View,
     attribute,
     loose_names,
 )
+from stator.runtime.products import join_products
 from stator.runtime.together import join_launches
 from stator.schedule.build import build_kernel
 from stator.schedule.canonical import Canonical, canonical
-from stator.schedule.fuse import FEW_ROWS, Group, fuse
+from stator.schedule.fuse import FEW_ROWS, Fused, Group, fuse
 from stator.schedule.in_place import update_in_place
 from stator.schedule.overwrite import overwrite_dying, without_gaps
 from stator.schedule.registers import build_gpu_kernel
@@ -62,12 +62,12 @@ def plan_kernels(
     name: str,
     dump: Dump,
     *,
-    loads: bool = True,
+    loading: Loading = AT_ONCE,
     lowering: Lowering | None = None,
 ) -> Plan:
-    """A plan in which fused loops run as native kernels; `loads`: in this process, and now.
+    """A plan in which fused loops run as native kernels.
 
-    `lowering` says which operators may become loops.
+    `loading` says where these get their code, `lowering` which operators may become loops.
     """
     lowering = lowering or Lowering(module)
     items = lowering.run()
@@ -75,12 +75,12 @@ def plan_kernels(
     dump.write(f"{name}_loops.txt", lambda: loops_text(items))
     (output,) = module.graph.find_nodes(op="output")
     returned = {node.name for node in output.all_input_nodes}
-    late = any(node.meta.get(EARLY) or node.meta.get(AGAIN) for node in module.graph.nodes)
     on_cpu = not lowering.target.uses_triton
-    fused = fuse(items, lowering.sizes, returned, late=late, few_rows=1 if on_cpu else FEW_ROWS)
+    fused = _fused(items, lowering, returned)
+    wanted = partial(_read_outside, output=output)
+    products = join_products(fused, lowering, wanted, loading, record.notes)
     dump.write(f"{name}_schedule.txt", lambda: schedule_text(fused))
-    wanted = _read_outside(fused.groups, output)
-    kernels = _kernels(fused.groups, wanted, lowering)
+    kernels = _kernels(fused.groups, wanted(fused.groups), lowering)
     updates = update_in_place(fused.groups, kernels, lowering.sizes, returned)
     donated = _donated(module.graph, lowering.sizes)
     over = overwrite_dying(
@@ -96,19 +96,19 @@ def plan_kernels(
         for group, kernel in over.kernels.items()
     }
     kept = [group for group in fused.groups if group not in updates.copies]
-    in_order = _in_order(lowering, kept, launches, over.targets)
-    steps = join_launches(in_order, lowering.sizes.hint) if on_cpu else in_order
-    _dump_code(dump, name, steps, lowering.target)
+    steps = _in_order(lowering, kept, launches, over.targets)
     placeholders = [node.name for node in module.graph.find_nodes(op="placeholder")]
     loose = frozenset() if on_cpu else loose_names(steps, {*placeholders} - donated.keys())
-    entries = _loaded(steps, loose, lowering.target, loads=loads)
+    code = Code(steps, lowering, loose, targets, _settled(launches, products))
+    shapes = code.tuned(loading, record.notes)
+    _dump_code(dump, name, code, shapes)
     return Plan(
         tuple(placeholders),
         tuple(_with_frees(steps, placeholders, output)),
         output.args[0],
         _layouts(lowering),
         {symbol.name: source for symbol, source in lowering.sizes.sources.items()},
-        entries,
+        code.loaded(loading, shapes),
         dict(lowering.sizes.hints),
         frozenset(node.name for node in module.graph.nodes if node.meta.get(KEPT)),
         frozenset(over.targets.values()) & donated.keys(),
@@ -118,6 +118,19 @@ def plan_kernels(
     )
 
 
+def _settled(
+    launches: Mapping[Group, Launch], products: Mapping[Group, Shape]
+) -> dict[Kernel, Shape]:
+    return {launches[group].nameless: shape for group, shape in products.items()}
+
+
+def _fused(items: Sequence[Item], lowering: Lowering, returned: set[str]) -> Fused:
+    nodes = lowering.module.graph.nodes
+    late = any(node.meta.get(EARLY) or node.meta.get(AGAIN) for node in nodes)
+    few_rows = FEW_ROWS if lowering.target.uses_triton else 1
+    return fuse(items, lowering.sizes, returned, late=late, few_rows=few_rows)
+
+
 def begin_workers() -> None:
     """Start what compiles kernels for a GPU, while the graph is still being traced."""
     from stator.codegen.triton.compile import workers
@@ -125,29 +138,14 @@ def begin_workers() -> None:
     Thread(target=workers, daemon=True).start()
 
 
-def _dump_code(dump: Dump, name: str, steps: Sequence[Step], target: Target) -> None:
+def _dump_code(dump: Dump, name: str, code: Code, shapes: Mapping[Kernel, Shape]) -> None:
     """Before it is compiled: what a compiler refuses can be read."""
-    if target.uses_triton:
-        dump.write(f"{name}_triton.py", lambda: triton_text(steps))
+    steps = code.steps
+    if code.lowering.target.uses_triton:
+        dump.write(f"{name}_triton.py", lambda: triton_text(steps, shapes))
         return
     dump.write(f"{name}.ll", lambda: llvm_text(steps))
     dump.write(f"{name}.s", lambda: assembly_text(steps))
-
-
-def _loaded(
-    steps: Sequence[Step], loose: frozenset[str], target: Target, *, loads: bool
-) -> dict[Kernel, Any]:
-    """The code of each kernel, with an `address` or a `function` of the same arguments."""
-    launches = [step for step in steps if isinstance(step, Launch | Together)]
-    kernels = [launch.nameless for launch in launches]
-    if not loads:
-        return dict.fromkeys(kernels)
-    if not target.uses_triton:
-        return dict(zip(kernels, load_kernels(kernels), strict=True))
-    from stator.codegen.triton.backend import load_gpu_kernels  # Triton is for GPUs alone
-
-    anywhere = {step.nameless for step in launches if not loose.isdisjoint(step.takes)}
-    return dict(zip(kernels, load_gpu_kernels(kernels, target.device, anywhere), strict=True))
 
 
 def _kernels(
@@ -175,7 +173,7 @@ def _in_order(
     targets: Mapping[str, str],
 ) -> list[Step]:
     """A launch or a call for each group, and the names of what was written over other values."""
-    return [
+    steps = [
         step
         for group in groups
         for step in (
@@ -183,6 +181,8 @@ def _in_order(
             *_renamed(group, targets, lowering.sizes),
         )
     ]
+    on_gpu = lowering.target.uses_triton
+    return steps if on_gpu else join_launches(steps, lowering.sizes.hint)
 
 
 def _note_kernels(lowering: Lowering, kernels: Mapping[Group, Kernel]) -> None:
@@ -222,7 +222,7 @@ def _layouts(lowering: Lowering) -> dict[str, tuple[tuple[Index, ...], torch.dty
     }
 
 
-def _read_outside(groups: list[Group], output: fx.Node) -> dict[Group, set[str]]:
+def _read_outside(groups: Sequence[Group], output: fx.Node) -> dict[Group, set[str]]:
     """For each group, the names it makes that others read, or the caller gets."""
     returned = {node.name for node in output.all_input_nodes}
     readers: dict[str, set[int]] = {}

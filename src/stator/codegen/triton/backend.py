@@ -15,7 +15,7 @@ from stator.codegen.triton.compile import compile_all
 from stator.codegen.triton.interpreted import interpreted
 from stator.codegen.triton.kernel import Written, write_kernel
 from stator.codegen.triton.launch import Launcher, load
-from stator.codegen.triton.shape import WARP, shape_of
+from stator.codegen.triton.shape import WARP, Shape, shape_of
 from stator.codegen.triton.translate import Cubin
 from stator.core import faults
 from stator.loops.index import Index
@@ -27,45 +27,86 @@ class Interpreted:
     """A kernel that Triton's interpreter runs: it has no machine code."""
 
     function: Callable[..., None]
+    shape: Shape
 
 
-GpuEntry: TypeAlias = Entry | Interpreted
+@dataclass(frozen=True, slots=True)
+class GpuCode(Entry):
+    """A kernel's launcher, with the machine code in it."""
 
+    shape: Shape
+
+
+GpuEntry: TypeAlias = GpuCode | Interpreted
+Shaped: TypeAlias = tuple[Kernel, Shape]
 Place: TypeAlias = tuple[torch.device, bool]  # where it runs, and whether its buffers are aligned
 
-_loaded: Final[dict[tuple[Kernel, Place], GpuEntry]] = {}  # as long as the process
+_loaded: Final[dict[tuple[Shaped, Place], GpuEntry]] = {}  # as long as the process
 _lock: Final = Lock()
 
 
 def load_gpu_kernels(
-    kernels: Sequence[Kernel], device: torch.device, anywhere: Collection[Kernel] = ()
+    kernels: Sequence[Kernel],
+    device: torch.device,
+    anywhere: Collection[Kernel] = (),
+    shapes: Mapping[Kernel, Shape] | None = None,
 ) -> list[GpuEntry]:
     """The code of each kernel; those not seen before are compiled, side by side.
 
-    Buffers of kernels in `anywhere` may begin where a thread's widest access may not.
+    Buffers of kernels in `anywhere` may begin where a thread's widest access may not.  `shapes` are
+    those of kernels that have others than the model's.
     """
     known = {} if faults.SET else _loaded
-    wanted = [(kernel, (device, kernel not in anywhere)) for kernel in kernels]
+    chosen = shapes or {}
+    wanted = [
+        ((kernel, chosen.get(kernel) or shape_of(kernel)), (device, kernel not in anywhere))
+        for kernel in kernels
+    ]
     with _lock:
         fresh = [one for one in dict.fromkeys(wanted) if one not in known]
         for place in dict.fromkeys(place for _, place in fresh):
-            own = [kernel for kernel, other in fresh if other == place]
+            own = [shaped for shaped, other in fresh if other == place]
             made: Iterable[GpuEntry] = map(_interpreted, own)
             if device.type == "cuda":
                 made = _compiled(own, place)
-            known |= {(k, place): entry for k, entry in zip(own, made, strict=True)}
+            known |= {(shaped, place): entry for shaped, entry in zip(own, made, strict=True)}
         return [known[one] for one in wanted]
 
 
-def _interpreted(kernel: Kernel) -> Interpreted:
-    return Interpreted(interpreted(kernel))
+def _interpreted(shaped: Shaped) -> Interpreted:
+    kernel, shape = shaped
+    return Interpreted(interpreted(kernel, shape), shape)
 
 
-def _compiled(kernels: Sequence[Kernel], place: Place) -> list[Entry]:
+def _compiled(kernels: Sequence[Shaped], place: Place) -> list[GpuCode]:
     device, aligned = place
+    written = [write_kernel(kernel, shape) for kernel, shape in kernels]
+    cubins = compile_all(written, capability_of(device), aligned=aligned)
+    made = [
+        (kernel, source, cubin)
+        for (kernel, _), source, cubin in zip(kernels, written, cubins, strict=True)
+    ]
+    entries = launchable(made, device)
+    return [
+        GpuCode(entry.name, entry.module, shape)
+        for entry, (_, shape) in zip(entries, kernels, strict=True)
+    ]
+
+
+def capability_of(device: torch.device) -> int:
+    """Of the card; 90: Hopper."""
     major, minor = torch.cuda.get_device_capability(device)
-    named = {kernel: f"kernel_{number}" for number, kernel in enumerate(kernels)}
-    launchers = _launchers(named, 10 * major + minor, device.index or 0, aligned=aligned)
+    return int(10 * major + minor)
+
+
+def launchable(
+    kernels: Sequence[tuple[Kernel, Written, Cubin]], device: torch.device
+) -> list[Entry]:
+    """Launchers of compiled kernels, in one module."""
+    launchers = [
+        _launcher(replace(kernel, name=f"kernel_{number}"), source, cubin, device.index or 0)
+        for number, (kernel, source, cubin) in enumerate(kernels)
+    ]
     module: Any = load(launchers)
     return [Entry(launcher.name, module) for launcher in launchers]
 
@@ -80,19 +121,13 @@ def launchers_of(
     found: list[Launcher] = []
     for aligned in (True, False):
         own = [kernel for kernel in names if aligned is (kernel not in anywhere)]
-        found += _launchers({k: names[k] for k in own}, capability, None, aligned=aligned)
+        written = [write_kernel(kernel, shape_of(kernel)) for kernel in own]
+        cubins = compile_all(written, capability, aligned=aligned)
+        found += [
+            _launcher(replace(kernel, name=names[kernel]), source, cubin, None)
+            for kernel, source, cubin in zip(own, written, cubins, strict=True)
+        ]
     return found
-
-
-def _launchers(
-    names: Mapping[Kernel, str], capability: int, device: int | None, *, aligned: bool
-) -> list[Launcher]:
-    written = [write_kernel(kernel, shape_of(kernel)) for kernel in names]
-    cubins = compile_all(written, capability, aligned=aligned)
-    return [
-        _launcher(replace(kernel, name=names[kernel]), source, cubin, device)
-        for kernel, source, cubin in zip(names, written, cubins, strict=True)
-    ]
 
 
 def _launcher(kernel: Kernel, written: Written, cubin: Cubin, device: int | None) -> Launcher:

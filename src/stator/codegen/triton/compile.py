@@ -29,13 +29,25 @@ def compile_all(
     kernels: Sequence[Written], capability: int, *, aligned: bool = True
 ) -> list[Cubin]:
     """Machine code for cards of that capability (90: Hopper)."""
-    requests = [
-        Request(w.name, w.source, w.signature, w.shape.warps, w.shape.stages, capability, aligned)
-        for w in kernels
-    ]
+    requests = _requests(kernels, capability, aligned)
     if len(requests) < WORTH_WORKERS:
         return [translate(request) for request in requests]
     return workers().compile(requests)
+
+
+def compile_each(
+    kernels: Sequence[Written], capability: int, *, aligned: bool = True
+) -> list[Cubin | None]:
+    """The same of kernels that need not work: None for those that do not."""
+    requests = _requests(kernels, capability, aligned)
+    return workers().try_each(requests) if requests else []
+
+
+def _requests(kernels: Sequence[Written], capability: int, aligned: bool) -> list[Request]:
+    return [
+        Request(w.name, w.source, w.signature, w.shape.warps, w.shape.stages, capability, aligned)
+        for w in kernels
+    ]
 
 
 def workers() -> Workers:
@@ -68,7 +80,15 @@ class Workers:
         """All of them, each by whoever is free."""
         return list(self.pool.map(self._compile, requests))
 
+    def try_each(self, requests: Sequence[Request]) -> list[Cubin | None]:
+        """Those that can be compiled."""
+        return list(self.pool.map(self._answer, requests))
+
     def _compile(self, request: Request) -> Cubin:
+        # What a worker could not do is done here, and says here what is wrong.
+        return self._answer(request) or translate(request)
+
+    def _answer(self, request: Request) -> Cubin | None:
         process = self.idle.get()
         try:
             pickle.dump(request, process.stdin)
@@ -78,8 +98,7 @@ class Workers:
             answer = None  # it died: of memory, perhaps
         finally:
             self.idle.put(process)
-        # What a worker could not do is done here, and says here what is wrong.
-        return answer if isinstance(answer, Cubin) else translate(request)
+        return answer if isinstance(answer, Cubin) else None
 
     def close(self) -> None:
         """End them, and wait until they have."""

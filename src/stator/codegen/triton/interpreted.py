@@ -16,7 +16,7 @@ import torch
 
 from stator.codegen.llvm.shape import arguments_of, symbols_of
 from stator.codegen.triton.kernel import write_kernel
-from stator.codegen.triton.shape import shape_of
+from stator.codegen.triton.shape import Shape, shape_of
 from stator.codegen.triton.source import function_of
 from stator.core.dtypes import TORCH_DTYPES
 from stator.loops.index import Symbol
@@ -26,9 +26,9 @@ from stator.lower.sizes import evaluate
 _TORCH: Final = {ours: dtype for dtype, ours in TORCH_DTYPES.items()}
 
 
-def interpreted(kernel: Kernel) -> Callable[..., None]:
-    """A function of addresses, sizes and threads that runs the kernel."""
-    written = write_kernel(kernel, shape_of(kernel))
+def interpreted(kernel: Kernel, shape: Shape | None = None) -> Callable[..., None]:
+    """A function of addresses, sizes and threads that runs the kernel; `shape`: not the model's."""
+    written = write_kernel(kernel, shape or shape_of(kernel))
     run = _triton().InterpretedFunction(function_of(written.name, written.source, _names()))
     buffers, symbols = arguments_of(kernel), symbols_of(kernel)
 
@@ -92,7 +92,7 @@ def _names() -> Mapping[str, Any]:
     from stator.codegen.triton import device
 
     own = {f.__name__: _triton().InterpretedFunction(f) for f in device.FUNCTIONS}
-    own |= {"reduced": _reduced, "scanned": _scanned, "range": _range}
+    own |= {"reduced": _reduced, "scanned": _scanned, "dotted": _dotted, "range": _range}
     return {"tl": tl, "libdevice": _Libdevice(), **own}
 
 
@@ -105,6 +105,14 @@ def _reduced(block: Any, axis: int, combine: Any, keep_dims: bool) -> Any:
 def _scanned(block: Any, axis: int, combine: Any) -> Any:
     found = _UFUNCS[combine.__name__].accumulate(block.handle.data, axis=axis)
     return _tensor(found.astype(block.handle.data.dtype), block.type.scalar)
+
+
+def _dotted(left: Any, right: Any, total: Any) -> Any:
+    """Triton's product, of which the interpreter's own takes the bits of bf16 for integers."""
+    import triton.language as tl
+
+    one, other = (block.to(tl.float32).handle.data for block in (left, right))
+    return _tensor(np.matmul(one, other) + total.handle.data, total.type.scalar)
 
 
 def _tensor(data: Any, kind: Any) -> Any:

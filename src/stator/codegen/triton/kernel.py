@@ -18,6 +18,7 @@ from stator.codegen.triton.online import (
     together,
 )
 from stator.codegen.triton.prims import TYPES, number_text
+from stator.codegen.triton.product import product_lines
 from stator.codegen.triton.shape import Shape, is_coarse, is_wide, power, shape_of
 from stator.core.dtypes import DType
 from stator.loops.index import Axis, Index, Leaf
@@ -71,6 +72,8 @@ def write_kernel(kernel: Kernel, shape: Shape) -> Written:
             body = _flat(kernel, shape)
         case "tiles":
             body = _tiles(kernel, shape)
+        case "product":
+            body = _product(kernel, shape)
         case _:
             body = _rows(kernel, shape)
     buffers = [(buffer.name, POINTERS[buffer.dtype]) for buffer in arguments_of(kernel)]
@@ -82,9 +85,9 @@ def write_kernel(kernel: Kernel, shape: Shape) -> Written:
     return Written(name, source, (*buffers, *sizes), shape, shape.grid(kernel))
 
 
-def source_of(kernel: Kernel) -> str:
-    """The kernel in the shape that the model gives it."""
-    return write_kernel(kernel, shape_of(kernel)).source
+def source_of(kernel: Kernel, shape: Shape | None = None) -> str:
+    """The kernel in a shape; without one, in that which the model gives it."""
+    return write_kernel(kernel, shape or shape_of(kernel)).source
 
 
 def _with_common_axes(kernel: Kernel) -> Kernel:
@@ -152,6 +155,14 @@ def _tiles(kernel: Kernel, shape: Shape) -> list[str]:
     e.dims = tuple(dims)
     e.decode([axis for axis in others if axis is not side], "number_", None)
     for stage in kernel.stages:
+        _statements(e, stage.body)
+    return e.lines
+
+
+def _product(kernel: Kernel, shape: Shape) -> list[str]:
+    """The product, then all else at the points of its tile."""
+    e = product_lines(kernel, shape)
+    for stage in kernel.stages[1:]:
         _statements(e, stage.body)
     return e.lines
 

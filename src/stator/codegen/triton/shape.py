@@ -4,6 +4,7 @@ flat    outer iterations alone, in one row of blocks
 tiles   outer iterations in squares, where loads and stores lie along different axes
 rows    each program takes some outer iterations and goes through their stages; along the inner axes
         in one block (whole), or block after block
+product a matrix product in tiles, and what follows it: see product.py; never the model's choice
 """
 
 from __future__ import annotations
@@ -38,15 +39,19 @@ PROGRAMS: Final = 1 << 9  # enough to fill a large card
 class Shape:
     """Blocks of a kernel."""
 
-    kind: str  # flat, tiles or rows
-    outer: int  # iterations that a program takes; of tiles: along the last axis
+    kind: str  # flat, tiles, rows or product
+    outer: int  # iterations that a program takes; of tiles and products: along the last axis
     inner: int  # elements of each that are taken at once; of tiles: along the other axis
     warps: int
     side: Axis | None = None  # of tiles: the other axis
     stages: int = 1  # loads that a loop has under way
+    height: int = 1  # of products: iterations along the first axis
 
     def grid(self, kernel: Kernel) -> Index:
         """How many programs run."""
+        if self.kind == "product":
+            rows, columns = kernel.outer
+            return ceiling(rows.size, self.height) * ceiling(columns.size, self.outer)
         if self.kind != "tiles":
             return ceiling(product([axis.size for axis in kernel.outer]), self.outer)
         assert self.side is not None

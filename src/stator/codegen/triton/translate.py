@@ -73,7 +73,8 @@ def _names() -> Mapping[str, Any]:
     own: dict[str, Any] = {"tl": tl}
     for function in device.FUNCTIONS:
         own[function.__name__] = triton.jit(_bound(function, own))
-    return {**own, "libdevice": libdevice, "reduced": tl.reduce, "scanned": tl.associative_scan}
+    named = {"reduced": tl.reduce, "scanned": tl.associative_scan, "dotted": tl.dot}
+    return {**own, "libdevice": libdevice, **named}
 
 
 def _bound(function: Any, names: dict[str, Any]) -> FunctionType:
