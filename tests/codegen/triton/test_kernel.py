@@ -82,6 +82,39 @@ def test_a_long_row_is_read_once_for_softmax() -> None:
     assert long.source.count("for r_") == 2  # the pass over the row, and that which stores
 
 
+def test_a_long_row_is_read_once_where_its_largest_is_stored_too() -> None:
+    """A loss keeps both totals for its backward; the first store stands between the stages."""
+    kernel = parse(
+        """
+kernel totals
+  buffer x: f32[60000]
+  buffer largest: f32[2]
+  buffer total: f32[2]
+  outer i0: 2
+  stage i1: 30000
+    acc0 max= x[30000*i0 + i1]
+  stage
+    largest[i0] = acc0
+  stage i2: 30000
+    acc1 sum= exp(sub(x[30000*i0 + i2], acc0))
+  stage
+    total[i0] = acc1
+"""
+    )
+    written = write_kernel(kernel, shape_of(kernel))
+    x = np.random.default_rng(0).normal(size=60000).astype(np.float32)
+    largest, total = np.zeros(2, np.float32), np.zeros(2, np.float32)
+    memory = {"x": x, "largest": largest, "total": total}
+
+    places = [memory[b.name].ctypes.data for b in (*kernel.written, *kernel.read)]
+    interpreted(kernel)(*places, 1)
+
+    assert written.source.count("for r_") == 1
+    rows = x.reshape(2, -1).astype(np.float64)
+    np.testing.assert_array_equal(largest, rows.max(1).astype(np.float32))
+    np.testing.assert_allclose(total, np.exp(rows - rows.max(1)[:, None]).sum(1), rtol=1e-5)
+
+
 def test_what_is_compiled_is_named_after_its_content() -> None:
     one, other = (parse(TEXTS[name]) for name in ("columns", "turned"))
 

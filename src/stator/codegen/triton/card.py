@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
+from stator.codegen.llvm.backend import Entry
 from stator.codegen.triton.backend import capability_of, launchable
 from stator.codegen.triton.compile import compile_each
 from stator.codegen.triton.kernel import Written
@@ -58,8 +60,13 @@ class Card:
             made = {n: (*kernels[n][:2], cubin) for n, cubin in pairs if cubin is not None}
             entries = launchable(list(made.values()), self.device) if made else []
             for number, entry in zip(made, entries, strict=True):
-                found[number] = entry.function
+                found[number] = partial(_launch, entry)
         return found
+
+
+def _launch(entry: Entry, *given: int) -> None:
+    """Call a launcher; who holds this holds its machine code."""
+    entry.function(*given)
 
 
 def _refuse(*_: object) -> None:

@@ -224,9 +224,8 @@ def _online(e: Emitter, first: Stage, second: Stage, block: int) -> None:
     length = product([axis.size for axis in first.inner])
     e.dims = (e.dims[0], Dim("r", str(block), None))
     open_totals(e, TYPES[largest.value.dtype])
-    end = e.index(length)
     _read_outside(e, first)
-    with e.inside(f"for r_ in range(0, {end}, {AT_ONCE * block}):"):
+    with e.inside(f"for r_ in range(0, {e.index(length)}, {AT_ONCE * block}):"):
         taken = []
         for number in range(AT_ONCE):
             known = dict(e.values), dict(e.places)
