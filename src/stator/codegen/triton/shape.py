@@ -30,7 +30,7 @@ SIDE: Final = 64  # of a tile, in elements
 LONG_WARPS: Final = ((1 << 11, 4), (1 << 10, 8), (0, 16))
 TILE: Final = 1 << 13  # elements of several rows that one program takes
 ACROSS: Final = 64  # rows next to each other, where these lie closer than the elements of one
-AT_A_TIME: Final = 32  # elements of each, there
+AT_A_TIME: Final = 32  # elements of each, there; half as many of half precision (measured)
 INT32: Final = (1 << 31) - (1 << 20)  # below it no block reaches over the end of the type
 PROGRAMS: Final = 1 << 9  # enough to fill a large card
 
@@ -81,7 +81,7 @@ def shape_of(kernel: Kernel) -> Shape:
     if not lengths:
         return _tiles(kernel) or _flat(kernel)
     if is_columnar(kernel):
-        return _columns(lengths)
+        return _columns(kernel, lengths)
     rows = product([axis.size for axis in kernel.outer]).constant or PROGRAMS
     known = [length.constant for length in lengths if length.constant is not None]
     longest = max(known, default=0)
@@ -121,10 +121,12 @@ def _tiles(kernel: Kernel) -> Shape | None:
     return Shape("tiles", SIDE, SIDE, 8, side)
 
 
-def _columns(lengths: list[Index]) -> Shape:
+def _columns(kernel: Kernel, lengths: list[Index]) -> Shape:
     """A program takes rows that lie next to each other, some elements of each at a time."""
-    known = [length.constant or AT_A_TIME for length in lengths]
-    return Shape("rows", ACROSS, min(power(max(known)), AT_A_TIME), 4)
+    is_narrow = max((buffer.dtype.bytes for buffer in kernel.read), default=4) <= 2
+    most = AT_A_TIME // 2 if is_narrow else AT_A_TIME
+    known = [length.constant or most for length in lengths]
+    return Shape("rows", ACROSS, min(power(max(known)), most), 4)
 
 
 def _weight(kernel: Kernel) -> int:
