@@ -85,7 +85,7 @@ def test_kernels_are_measured_once(
     x, y = (randn(1024, 2048, dtype=torch.bfloat16) for _ in range(2))
     monkeypatch.setattr(verdicts, "_found", {})
     # Programs are not kept: the second compilation asks for every shape again.
-    settings = {"cache_dir": tmp_path, "profile_ranges": True}
+    settings = {"cache": True, "cache_dir": tmp_path, "profile_ranges": True}
 
     first = notes_of(fn, x, y, **settings)
     monkeypatch.setattr(verdicts, "_found", {})  # as in another process
