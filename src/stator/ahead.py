@@ -36,6 +36,7 @@ _OURS: Final = ("output_path", "levels", "linker")
 _PACKED: Final = ("pack_linear", "pack_lstm")
 
 
+@collector_off()  # until all is written: what the compiler leaves behind is much to walk
 def aot_compile(
     model: torch.nn.Module | fx.GraphModule | ExportedProgram,
     args: tuple[Any, ...] = (),
@@ -137,7 +138,6 @@ def aot_compile_joint(
     return write_file(path, write)
 
 
-@collector_off()
 def compile_library(
     program: ExportedProgram,
     options: Options,
