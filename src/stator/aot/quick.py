@@ -18,6 +18,7 @@ from torch import fx
 
 from stator.aot.metadata import OutputFact, Source
 from stator.core.torch_types import Flat
+from stator.graph.edit import draws_numbers
 from stator.graph.rules import layout_of
 from stator.torch_api import (
     FakeTensor,
@@ -33,12 +34,8 @@ from stator.torch_api import (
 
 aten = torch.ops.aten
 
-# What these return depends on values, of which symbols are made, or on generators.
-_LEFT: Final = (
-    torch.Tag.data_dependent_output,
-    torch.Tag.dynamic_output_shape,
-    torch.Tag.nondeterministic_seeded,
-)
+# What these return depends on values, of which symbols are made.
+_OF_VALUES: Final = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 # Operators of others may do what they do not say.
 _KNOWN: Final = ("aten", "prims", "quantized_decomposed", "mkldnn", "mkl", "onednn")
 # What functionalization calls in the place of others.
@@ -95,7 +92,7 @@ class Recorder(TorchDispatchMode):
         if is_taken_apart(func, args, kwargs):
             with self:
                 return func.decompose(*args, **kwargs)
-        if any(tag in func.tags for tag in _LEFT):
+        if any(tag in func.tags for tag in _OF_VALUES):
             raise NotQuickError(func)
         written, func = None, _AS_FUNCTIONAL.get(func, func)
         if func is aten.detach.default:  # without autograd, it is the tensor
@@ -124,7 +121,10 @@ class Recorder(TorchDispatchMode):
 
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
         nodes = self._nodes_of(args), self._nodes_of(kwargs)
-        return self._node(func, *nodes, name=func.overloadpacket.__name__)
+        node = self._node(func, *nodes, name=func.overloadpacket.__name__)
+        if draws_numbers(node):
+            raise NotQuickError(func)
+        return node
 
     def _node(self, target: Any, args: Any, kwargs: Any, name: str) -> fx.Node:
         # By the tracer: it knows of the line that the interpreter is at.
