@@ -39,6 +39,7 @@ _PACKED: Final = ("pack_linear", "pack_lstm")
 _ON_THE_CPU: Final = Targets(tuple(LEVELS))
 
 
+@collector_off()  # until all is written: what the compiler leaves behind is much to walk
 def aot_compile(
     model: torch.nn.Module | fx.GraphModule | ExportedProgram,
     args: tuple[Any, ...] = (),
@@ -149,7 +150,6 @@ def aot_compile_joint(
     return write_file(path, write)
 
 
-@collector_off()
 def compile_library(
     program: ExportedProgram,
     options: Options,

@@ -47,37 +47,20 @@ from torch.fx.experimental.proxy_tensor import (
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, rebind_unbacked
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass, transform_subclass
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    is_traceable_wrapper_subclass,
+    transform_subclass,
+)
 
-__all__ = [
-    "BELOW_AUTOGRAD",
-    "FakeTensor",
-    "FakeTensorMode",
-    "FunctionalTensor",
-    "FunctionalTensorMode",
-    "HigherOrderOperator",
-    "LazyGraphModule",
-    "OpOverload",
-    "OpOverloadPacket",
-    "ShapeEnv",
-    "StorageWeakRef",
-    "TracingContext",
-    "auto_functionalized_v2",
-    "autograd_function_apply",
-    "below_autograd",
-    "detect_fake_mode",
-    "disable_functional_mode",
-    "disable_proxy_modes_tracing",
-    "get_proxy_mode",
-    "is_traceable_wrapper_subclass",
-    "make_fx",
-    "pytree",
-    "rebind_unbacked",
-    "track_tensor_tree",
-    "transform_subclass",
-    "unset_fake_temporarily",
-    "with_effects",
-]
+__all__ = ["BELOW_AUTOGRAD", "FakeTensor", "FakeTensorMode", "FunctionalTensor"]
+__all__ += ["FunctionalTensorMode", "HigherOrderOperator", "LazyGraphModule", "OpOverload"]
+__all__ += ["OpOverloadPacket", "ShapeEnv", "StorageWeakRef", "TorchDispatchMode", "TracingContext"]
+__all__ += ["auto_functionalized_v2", "autograd_function_apply", "below_autograd"]
+__all__ += ["detect_fake_mode", "disable_functional_mode", "disable_proxy_modes_tracing"]
+__all__ += ["get_proxy_mode", "is_traceable_wrapper_subclass", "make_fx", "pytree"]
+__all__ += ["rebind_unbacked", "track_tensor_tree", "transform_subclass", "unset_fake_temporarily"]
+__all__ += ["with_effects"]
 
 _F = TypeVar("_F", bound=Any)
 _Key = torch._C.DispatchKey
@@ -245,6 +228,24 @@ def version_of(value: torch.Tensor) -> int:
 def is_view_op(target: Any) -> bool:
     """Whether `target` is an operator whose result shares memory with its first argument."""
     return isinstance(target, OpOverload) and bool(target.is_view)
+
+
+@cache
+def functional_twin(target: Any) -> Any:
+    """The operator that returns what `target` writes to its first argument; None without one."""
+    packet, _, overload = target.name().partition("::")[2].partition(".")
+    of = getattr(getattr(torch.ops, target.namespace), packet.removesuffix("_"), None)
+    twin = getattr(of, overload or "default", target)
+    first, *others = (argument.alias_info for argument in target._schema.arguments)
+    names = [[one.name for one in which._schema.arguments] for which in (target, twin)]
+    fits = first is not None and not any(others) and names[0] == names[1]
+    return twin if fits and not twin._schema.is_mutable else None
+
+
+def is_taken_apart(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether functionalization calls other operators in the place of one: `target.decompose`."""
+    is_composite = target._can_decompose() and torch._C._dispatch_has_kernel(target.name())
+    return bool(is_composite and functionalization()._can_decompose(target, args, kwargs))
 
 
 def returns_alias(target: Any) -> bool:

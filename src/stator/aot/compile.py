@@ -58,8 +58,8 @@ def compile_flat(
     tools: Tools,
     keeper: Keeper | None = None,
 ) -> Flat:
-    """Compile `function` for fake `inputs`; `keeper` gets what can be kept."""
-    call, program = _compile(function, inputs, mode, tools, keeper)
+    """Compile `function`, a captured graph, for fake `inputs`; `keeper` gets what can be kept."""
+    call, program = _compile(function, inputs, mode, tools, keeper, may_run_again=True)
     return with_alias_check(function, call, program, inputs, tools)
 
 
@@ -70,8 +70,10 @@ def _compile(
     mode: FakeTensorMode,
     tools: Tools,
     keeper: Keeper | None = None,
+    *,
+    may_run_again: bool = False,
 ) -> tuple[Flat, Program]:
-    traced, halves = trace_and_cut(function, inputs, mode, tools)
+    traced, halves = trace_and_cut(function, inputs, mode, tools, may_run_again=may_run_again)
     facts = facts_of(traced, halves)
     forward = tools.compile_graph(halves.forward, "forward")
     if keeper is not None:
@@ -81,12 +83,17 @@ def _compile(
 
 
 def trace_and_cut(
-    function: Flat, inputs: Sequence[Any], mode: FakeTensorMode, tools: Tools
+    function: Flat,
+    inputs: Sequence[Any],
+    mode: FakeTensorMode,
+    tools: Tools,
+    *,
+    may_run_again: bool = False,
 ) -> tuple[Traced, Split]:
-    """The program as a forward and a backward graph."""
-    record = tools.ctx.record
+    """The program as a forward and a backward graph; a captured graph may be run again."""
+    record, as_eager = tools.ctx.record, tools.ctx.options.has_eager_bits
     with record.stage("trace") as progress:
-        traced = trace(function, inputs, mode, as_eager=tools.ctx.options.has_eager_bits)
+        traced = trace(function, inputs, mode, as_eager=as_eager, may_run_again=may_run_again)
         progress.nodes = len(traced.module.graph.nodes)
     drop_unread(traced.module.graph)  # patterns count readers
     _mark_weights(traced, tools.weights)

@@ -27,8 +27,18 @@ from stator.aot.metadata import (
     ValueFact,
 )
 from stator.aot.observe import Before, Observed, observe
+from stator.aot.quick import may_be_quick, record
 from stator.aot.statistics import settle_statistics
-from stator.aot.subclasses import Layout, Plain, Wrapped, layout_of, put_together, take_apart, width
+from stator.aot.subclasses import (
+    PLAIN,
+    Layout,
+    Plain,
+    Wrapped,
+    layout_of,
+    put_together,
+    take_apart,
+    width,
+)
 from stator.aot.tokens import strip_tokens
 from stator.aot.views import View, geometry_between, steps_between
 from stator.core.torch_types import Flat
@@ -40,6 +50,7 @@ from stator.torch_api import (
     SIZE_RULES,
     CountListWrites,
     FakeTensorMode,
+    LazyGraphModule,
     autocast_cache_off,
     autocast_off,
     detached,
@@ -96,14 +107,19 @@ class Traced:
 
 
 def trace(
-    function: Flat, inputs: Sequence[Any], mode: FakeTensorMode, *, as_eager: bool = False
+    function: Flat,
+    inputs: Sequence[Any],
+    mode: FakeTensorMode,
+    *,
+    as_eager: bool = False,
+    may_run_again: bool = False,
 ) -> Traced:
     """Trace `function` on fake `inputs`, with its backward where grad mode is on and it matters.
 
     `as_eager`: operators are taken apart as eager does it, wherever sizes are plain numbers.  Where
-    they are symbols, some have Python implementations with other formulas.
+    they are symbols, some have Python implementations with other formulas.  `may_run_again`: it is
+    a captured graph, so that a quick trace may be tried first.
     """
-    tracer = _Tracer(function, inputs, mode)
     with ExitStack() as stack:
         for context in (
             torch.random.fork_rng(devices=[]),
@@ -119,6 +135,11 @@ def trace(
             mode,  # the program's own new tensors are fake too
         ):
             stack.enter_context(context)
+        if may_run_again and may_be_quick(inputs):
+            quick = _traced_quickly(function, inputs)
+            if quick is not None:
+                return quick
+        tracer = _Tracer(function, inputs, mode)
         module = make_fx(tracer.joint)(*tracer.plain)
     refuse_guessed_sizes(module.graph)
     return tracer.finish(module)
@@ -145,6 +166,27 @@ def refuse_guessed_sizes(graph: fx.Graph) -> None:
                 where=node.stack_trace,
                 hint="a newer torch may have one; the graph runs in eager mode",
             )
+
+
+def _traced_quickly(function: Flat, inputs: Sequence[torch.Tensor]) -> Traced | None:
+    """A trace without a backward; None if the program needs the full one."""
+    found = record(function, inputs)
+    if found is None:
+        return None
+    graph = found.graph
+    graph.output((found.values, found.inputs, [], []))
+    for node in graph.nodes:
+        node.meta["in_forward"] = True
+    settle_statistics(graph)
+    facts = tuple(
+        InputFact(requires_grad=value.requires_grad, is_leaf=value.is_leaf) for value in inputs
+    )
+    values = tuple(ValueFact(PLAIN, differentiable=False, of_output=n) for n in found.returned)
+    grads = (None,) * len(facts)
+    outputs = tuple(found.outputs)
+    program = Program(facts, outputs, values, (), grads, grad_mode_after=None, draws_random=False)
+    module = LazyGraphModule(torch.nn.Module(), graph, "Traced")
+    return Traced(module, program, found.inputs, [], [], None, custom_backward=False)
 
 
 def _is_static(inputs: Sequence[Any]) -> bool:

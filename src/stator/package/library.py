@@ -24,6 +24,7 @@ from stator.package.program import Constant, Exported, Graph
 from stator.package.tables import (
     FOLDED,
     LEVELS,
+    REGISTERS,
     Names,
     card_text,
     kernel_symbol,
@@ -115,7 +116,7 @@ def write_code(
 
     def kernels_for(level: int) -> bytes:
         named = [replace(k, name=kernel_symbol(level, number)) for k, number in places.items()]
-        return compile_kernels(named, LEVELS[level])
+        return compile_kernels(named, LEVELS[level], REGISTERS[level])
 
     with ThreadPoolExecutor(len(levels) + 1) as pool:
         host = pool.submit(compile_text, "\n".join(parts), LEVELS[1])

@@ -166,7 +166,8 @@ def library_graph(exported: Exported, run: Flat, tools: Tools) -> Graph:
     guards = guard_count(exported.mode)
     with torch.no_grad():
         function = exported.flat(run)
-        traced, halves = trace_and_cut(function, exported.fakes, exported.mode, tools)
+        given = (function, exported.fakes, exported.mode, tools)
+        traced, halves = trace_and_cut(*given, may_run_again=True)
         program = facts_of(traced, halves).program
         _refuse_odd(program)
         if guard_count(exported.mode) != guards:

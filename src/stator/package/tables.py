@@ -17,6 +17,7 @@ from stator.runtime.native.values import DEVICE_TYPES
 
 # x86-64's levels: what the kernels of each are compiled for, by LLVM's names.
 LEVELS: Final[Mapping[int, str]] = {1: "x86-64", 3: "x86-64-v3", 4: "x86-64-v4"}
+REGISTERS: Final[Mapping[int, int]] = {1: 4, 3: 2, 4: 1}  # that a vector of 512 bits takes there
 # The last words of a library whose weights stand behind its code: this, and where they begin.
 MARK: Final = int.from_bytes(b"STATORWT", "little")
 _TEXT: Final = re.compile(r'^@(\w+) = text "(.*)"$', re.MULTILINE)

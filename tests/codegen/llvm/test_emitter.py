@@ -8,6 +8,7 @@ import pytest
 
 from stator.codegen.llvm.emitter import MOST_OUTCOMES, _steady_choices, neutral
 from stator.codegen.llvm.jit import module_text
+from stator.codegen.llvm.writer import numbered
 from stator.core.dtypes import DType
 from stator.loops.ir import Combine, Kernel
 from stator.loops.parse import parse
@@ -167,3 +168,9 @@ kernel empty
 def test_neutral_values_are_written_in_the_type_s_own_bits() -> None:
     assert neutral(Combine.MIN, DType.U8) == "-1"
     assert neutral(Combine.MAX, DType.I8) == "-128"
+
+
+def test_vectors_of_several_registers_have_fewer_copies() -> None:
+    text = "br i1 %v, label %a, label %b, !llvm.loop !{lanes:16x4}"
+    for registers, copies in ((1, 4), (2, 2), (4, 1), (8, 1)):
+        assert f'!"llvm.loop.interleave.count", i32 {copies}' in numbered(text, registers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -111,6 +112,26 @@ def test_convolutions_read_packed_weights(
 
     assert "packed by oneDNN" in note
     assert calls[0] == "mkldnn._convolution_pointwise.default"
+
+
+@pytest.mark.parametrize(
+    ("channels", "is_last", "measured"), [(64, True, 0), (4, True, 1), (64, False, 1)]
+)
+def test_a_convolution_that_gains_surely_is_not_measured(
+    channels: int, is_last: bool, measured: int
+) -> None:
+    x = torch.randn(2, channels, 16, 16)
+    x = x.to(memory_format=torch.channels_last) if is_last else x
+    w = torch.randn(channels, channels, 3, 3)
+
+    def convolved(x: Tensor, w: Tensor) -> Tensor:
+        return F.conv2d(x, w, padding=1)
+
+    with patch("stator.passes.freezing.pack_convolution.fastest", return_value=("packed", {})) as f:
+        calls, (note,) = folded(convolved, (x, w), pack_convolution)
+    assert f.call_count == measured
+    assert calls[0] == "mkldnn._convolution_pointwise.default"
+    assert note.endswith("reads its weight packed by oneDNN")
 
 
 def as_it_is(image: Tensor) -> Tensor:

@@ -54,8 +54,8 @@ class Module:
     data: bytes  # the object file, where it was made
 
 
-def module_text(kernels: Iterable[Kernel]) -> str:
-    """LLVM text of a module with all `kernels`."""
+def module_text(kernels: Iterable[Kernel], registers: int = 1) -> str:
+    """LLVM text of a module with all `kernels`, whose vectors take so many registers each."""
     kernels = list(kernels)
     needed = (
         set().union(*(needed_math(kernel.statements) for kernel in kernels)) if kernels else set()
@@ -76,7 +76,7 @@ def module_text(kernels: Iterable[Kernel]) -> str:
             if f"@llvm.{name}.{suffix}(" not in declared:
                 lines.append(line)
     text = "\n".join([*lines, *map(_kernel_text, kernels), _ATTRIBUTES, _THROUGH_A_TABLE])
-    return numbered(text)
+    return numbered(text, registers)
 
 
 def _kernel_text(kernel: Kernel) -> str:
@@ -84,9 +84,12 @@ def _kernel_text(kernel: Kernel) -> str:
     return str(faults.strike("kernel", text, kernel)) if faults.SET else text
 
 
-def compile_kernels(kernels: Iterable[Kernel], processor: str) -> bytes:
-    """An object file of `kernels` for some processor, by LLVM's name of it."""
-    parsed = _parsed(module_text(kernels))
+def compile_kernels(kernels: Iterable[Kernel], processor: str, registers: int = 1) -> bytes:
+    """An object file of `kernels` for some processor, by LLVM's name of it.
+
+    `registers`: how many of them hold 512 bits.
+    """
+    parsed = _parsed(module_text(kernels, registers))
     _optimize(parsed, _new_target_machine(processor=processor))
     return _object(parsed, _new_target_machine(processor=processor))
 

@@ -26,8 +26,11 @@ class Vectors:
     copies: int = 1
 
 
-def numbered(text: str) -> str:
+def numbered(text: str, registers: int = 1) -> str:
     """Module text with its loop marks numbered, as LLVM wants metadata.
+
+    `registers`: how many a vector takes.  Where that is several there are fewer copies: all of them
+    side by side would not fit, and be kept in memory.
 
     before: br i1 %v, label %a, label %b, !llvm.loop !{lanes:16x1}
     after:  br i1 %v, label %a, label %b, !llvm.loop !0      and !0 at the end says 16
@@ -35,7 +38,7 @@ def numbered(text: str) -> str:
     notes: list[str] = []
 
     def number(mark: re.Match[str]) -> str:
-        lanes, copies = int(mark.group(1)), int(mark.group(2))
+        lanes, copies = int(mark.group(1)), max(int(mark.group(2)) // registers, 1)
         name, value = ("width", f"i32 {lanes}") if lanes else ("enable", "i1 false")
         parts = [f'!"llvm.loop.vectorize.{name}", {value}']
         if lanes:

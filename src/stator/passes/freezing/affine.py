@@ -19,7 +19,7 @@ from stator.graph.build import Builder, Value
 from stator.graph.edit import needed_by
 from stator.graph.rules import layout_of
 from stator.graph.run import Ctx
-from stator.passes.freezing.take_constants import GROWTH, SPARE
+from stator.passes.freezing.take_constants import is_too_large
 from stator.torch_api import is_mutable_op
 
 aten = torch.ops.aten
@@ -152,16 +152,9 @@ def fold(
 
 def why_not_kept(made: Sequence[fx.Node], what: str, ctx: Ctx) -> str | None:
     """None if the rewrite `what` may make these constants; otherwise the reason."""
-    for node in made:
-        behind = (one for one in needed_by([node]) if one.op == "placeholder")
-        if _bytes(node) > GROWTH * sum(map(_bytes, behind)) + SPARE:  # made anew at every call
-            return "what would be read in its place is too large to keep"
+    if any(map(is_too_large, made)):  # it would be made anew at every call
+        return "what would be read in its place is too large to keep"
     return None if ctx.fuel.spend(what) else "there is no fuel left"
-
-
-def _bytes(node: fx.Node) -> int:
-    value = node.meta["val"]
-    return int(value.numel() * value.dtype.itemsize)
 
 
 def hoist(made: Sequence[fx.Node], place: fx.Node) -> None:

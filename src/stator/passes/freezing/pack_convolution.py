@@ -21,6 +21,9 @@ aten = torch.ops.aten
 
 LAYOUTS: Final = (torch.contiguous_format, torch.channels_last)
 FLOATS: Final = (torch.float32, torch.bfloat16)
+# Products of numbers from which on a packed weight is as fast or faster where images lie channels
+# last (docs/decisions/2026-11-16-packed-convolutions.md): that need not be measured.
+SURE: Final = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,13 @@ class Convolution:
         """What packs its weight."""
         transposed, plain = onednn_transposed_convolution_weight, onednn_convolution_weight
         return transposed if self.is_transposed else plain
+
+    @property
+    def gains_surely(self) -> bool:
+        """Whether it is one that no measurement found to be slower when its weight is packed."""
+        result, weight = self.node.meta["val"], self.node.args[1].meta["val"]
+        products = result.numel() * weight.numel() // weight.size(0)
+        return not self.is_transposed and self.layout is None and products >= SURE
 
     @property
     def layout(self) -> torch.memory_format | None:
@@ -104,6 +114,8 @@ def _why_not(found: Convolution, *, measures: bool) -> str | None:
         return "its result is padded by a stride or more"  # oneDNN takes no such one
     if not measures:
         return None if found.layout is None else "it gives an image by rows"
+    if found.gains_surely:
+        return None
     key = (found.pack, *map(kind_of, found.node.args[:3]), str((found.shape, found.behind)))
     way, seconds = fastest(key, lambda: _ways(found))
     return f"it is no faster ({in_words(seconds)})" if way == "plain" else None

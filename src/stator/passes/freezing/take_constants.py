@@ -86,8 +86,15 @@ def _is_settled(node: fx.Node, settled: Iterable[fx.Node]) -> bool:
         return True
     if node.target in DEQUANTIZERS:
         return True  # to be done once, however large: what computes with integers has them by now
+    return not is_too_large(node)
+
+
+def is_too_large(node: fx.Node) -> bool:
+    """Whether a constant takes much more memory than the weights that it is made of."""
+    if _bytes(node) <= SPARE:  # without looking for them: most are
+        return False
     behind = (n for n in needed_by([node]) if n.op == "placeholder")
-    return _bytes(node) <= GROWTH * sum(map(_bytes, behind)) + SPARE
+    return _bytes(node) > GROWTH * sum(map(_bytes, behind)) + SPARE
 
 
 def _bytes(node: fx.Node) -> int:
