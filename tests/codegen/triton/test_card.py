@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 import torch
@@ -33,8 +34,12 @@ class Made:
 
 
 def test_each_way_launches_its_own_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    alive: WeakSet[Made] = WeakSet()
+
     def launchable(kernels: Sequence[tuple[Kernel, Written, Any]], _: Any) -> list[Made]:
-        return [Made(cubin.name) for _, _, cubin in kernels]
+        found = [Made(cubin.name) for _, _, cubin in kernels]
+        alive.update(found)
+        return found
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(card, "capability_of", lambda _: 90)
@@ -51,6 +56,7 @@ def test_each_way_launches_its_own_kernel(tmp_path: Path, monkeypatch: pytest.Mo
 
     ways = Card(torch.device("cpu")).ways(given)
 
+    assert len(alive) == 3  # with the machine code that they are in
     assert [ways[n](0, 0, 1) for n in (0, 2, 3)] == [w.name for w in written]
     with pytest.raises(RuntimeError, match="could not be compiled"):
         ways[1](0, 0, 1)

@@ -64,9 +64,9 @@ class Card:
         return found
 
 
-def _launch(entry: Entry, *given: int) -> None:
+def _launch(entry: Entry, *given: int) -> Any:
     """Call a launcher; who holds this holds its machine code."""
-    entry.function(*given)
+    return entry.function(*given)
 
 
 def _refuse(*_: object) -> None:
