@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
-from queue import SimpleQueue
+from queue import LifoQueue
 from threading import Lock
 from typing import Any, Final
 
@@ -69,7 +69,8 @@ class Workers:
 
     def __init__(self, count: int) -> None:
         script = str(Path(__file__).with_name("worker.py"))
-        self.idle: SimpleQueue[Any] = SimpleQueue()
+        # The last that was busy is the first to be asked again: it has read and compiled most.
+        self.idle: LifoQueue[Any] = LifoQueue()
         self.pool = ThreadPoolExecutor(count)
         self.processes = [_started(script) for _ in range(count)]
         for process in self.processes:

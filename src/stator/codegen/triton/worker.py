@@ -21,10 +21,9 @@ def main() -> None:
     for name in ("stator", "stator.codegen", "stator.codegen.triton"):
         module = sys.modules[name] = ModuleType(name)
         module.__path__ = [str(root.joinpath(*name.split(".")[1:]))]
-    import triton  # noqa: F401  # while nobody waits
+    from stator.codegen.triton.translate import FIRST, translate
 
-    from stator.codegen.triton.translate import translate
-
+    translate(FIRST)  # while nobody waits: what comes next is compiled in a third of the time
     while True:
         try:
             request = pickle.load(sys.stdin.buffer)

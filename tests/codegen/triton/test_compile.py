@@ -1,0 +1,62 @@
+"""Kernels become machine code: by Triton's stages, here or in processes beside this one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from stator.codegen.triton.translate import FIRST, Request, translate
+
+pytest.importorskip("triton")
+
+
+def named(name: str) -> Request:
+    """The first kernel under another name."""
+    return replace(FIRST, name=name, source=FIRST.source.replace("first", name), capability=90)
+
+
+def test_the_stages_give_what_tritons_own_compile_gives(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    import triton
+
+    from stator.codegen.triton import translate as module
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    ours = translate(named("kernel"))
+
+    def through_its_cache(source: Any, target: Any, options: Any) -> tuple[bytes, Any]:
+        made = triton.compile(source, target=target, options=options)
+        return made.asm["cubin"], made.metadata._asdict()
+
+    monkeypatch.setattr(module, "_through_stages", through_its_cache)
+
+    assert translate(named("kernel")) == ours
+    assert ours.code.startswith(b"\x7fELF")
+
+
+def test_nothing_is_left_in_tritons_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+
+    translate(named("kernel"))
+
+    assert not any(tmp_path.iterdir())
+
+
+def test_workers_compile_what_this_process_would() -> None:
+    from stator.codegen.triton.compile import workers
+
+    requests = [named(f"kernel_{number}") for number in range(3)]
+
+    assert workers().compile(requests) == [translate(request) for request in requests]
+
+
+def test_a_worker_that_cannot_compile_a_kernel_goes_on() -> None:
+    from stator.codegen.triton.compile import workers
+
+    wrong = replace(named("wrong"), source="def wrong(a0, a1):\n    nonsense(a0)\n")
+
+    assert workers().try_each([wrong, named("right")])[0] is None
+    assert workers().try_each([named("right")])[0] is not None
