@@ -154,8 +154,10 @@ class Recorder(TorchDispatchMode):
         elif isinstance(value, list | tuple):
             for number, one in enumerate(value):
                 self._note(self._node(operator.getitem, (node, number), {}, "getitem"), one)
-        elif value is not None:
+        elif value is not None and not isinstance(value, int):
             raise NotQuickError(value)
+        # A plain number (the longest sequence, of attention on a GPU) is the same at every call:
+        # sizes are, and what depends on values did not come this far.
 
     def finish(self) -> None:
         """Let values forget that they, or what they are views of, may be trained.

@@ -31,6 +31,7 @@ from stator.schedule.fuse import Group
 from stator.schedule.rewrite import rewritten, substitute
 from stator.schedule.rows import coordinates, position, row_number
 from stator.schedule.scatter import scatter_kernel
+from stator.schedule.single_term import single_term
 from stator.schedule.split_axes import split_axes
 from stator.schedule.split_choices import split_choices
 
@@ -89,8 +90,9 @@ def _stages(
     if member.scan is not None:
         running = Store(member.buffer, member.store.replaced(place), total)
         return [Stage(inner, (accumulate, running), in_order=True)]
-    made[member.name] = total
-    return [Stage(inner, (accumulate,))]
+    term = single_term(member.combine, value, inner)
+    made[member.name] = total if term is None else term
+    return [Stage(inner, (accumulate,))] if term is None else []
 
 
 def place_of_rows(own: tuple[Axis, ...], row: Index) -> dict[Leaf, Index]:

@@ -15,6 +15,7 @@ from stator.schedule.coalesce import coalesce
 from stator.schedule.fuse import Group
 from stator.schedule.rewrite import rewritten
 from stator.schedule.rows import coordinates, position, row_number
+from stator.schedule.single_term import single_term
 
 
 def build_gpu_kernel(name: str, group: Group, wanted: set[str], sizes: Sizes) -> Kernel:
@@ -60,11 +61,12 @@ class _Builder:
         if member.scan is not None:
             running = Store(member.buffer, index, total)
             return [Stage(inner, (accumulate, running), in_order=True)]
-        self.totals[member.name] = total
-        stages = [Stage(inner, (accumulate,))]
+        term = single_term(member.combine, placed, inner)
+        self.totals[member.name] = found = total if term is None else term
+        stages = [Stage(inner, (accumulate,))] if term is None else []
         if kept:
             at = member.store.replaced(place_of_rows(own, self.row))
-            stages.append(Stage((), (Store(member.buffer, at, total),)))
+            stages.append(Stage((), (Store(member.buffer, at, found),)))
         return stages
 
     def _instead_of(self, load: Load) -> Expr | None:

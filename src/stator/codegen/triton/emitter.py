@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from stator.codegen.triton.prims import TYPES, apply_text, convert_text, number_text
+from stator.codegen.triton.shape import is_wide
 from stator.core.dtypes import DType
 from stator.loops.access import index_parts
 from stator.loops.build import const
@@ -64,6 +65,22 @@ class Mask:
 
 
 @dataclass(slots=True)
+class Scope:
+    """What is known in a block of lines, by the fields of an emitter."""
+
+    dims: tuple[Dim, ...]
+    values: dict[tuple[Expr, tuple[Mask, ...]], str]
+    places: dict[Index, str]
+    axes: dict[Axis, tuple[str, str | None]]
+    halves: dict[Index, str]
+
+    def copied(self) -> Scope:
+        """The same, to add to."""
+        known = dict(self.values), dict(self.places), dict(self.axes), dict(self.halves)
+        return Scope(self.dims, *known)
+
+
+@dataclass(slots=True)
 class Emitter:
     """State of the function that is being written, and text for values."""
 
@@ -80,6 +97,10 @@ class Emitter:
     values: dict[tuple[Expr, tuple[Mask, ...]], str] = field(default_factory=dict)
     is_coarse: bool = False  # all that it reads and writes is of half precision
     chosen: tuple[Mask, ...] = ()  # conditions under which the present value is needed
+    is_wide: bool = field(init=False)  # whether indices have 64 bits
+
+    def __post_init__(self) -> None:
+        self.is_wide = is_wide(self.kernel)
 
     # --- lines ---
 
@@ -99,10 +120,23 @@ class Emitter:
         """A block of lines; what it computes is not in scope behind it."""
         self.line(head)
         self.depth += 1
-        known = dict(self.values), dict(self.places), dict(self.axes), dict(self.halves)
-        yield
-        self.values, self.places, self.axes, self.halves = known
+        with self.scope():
+            yield
         self.depth -= 1
+
+    @contextmanager
+    def scope(self, again: Scope | None = None) -> Iterator[Scope]:
+        """A scope of its own, or one that was left: what is known in it ends with it."""
+        outside = Scope(self.dims, self.values, self.places, self.axes, self.halves)
+        own = again or outside.copied()
+        self._go_to(own)
+        yield own
+        own.dims = self.dims
+        self._go_to(outside)
+
+    def _go_to(self, scope: Scope) -> None:
+        self.dims, self.values, self.places = scope.dims, scope.values, scope.places
+        self.axes, self.halves = scope.axes, scope.halves
 
     # --- indices ---
 
@@ -193,9 +227,7 @@ class Emitter:
             case Apply(prim=Prim.THREEFRY_ONE) if half := self._half(expr):
                 return self._pairs(expr, half)
             case Apply():
-                args = [self.value(arg) for arg in expr.args]
-                dtype, coarse = expr.args[-1].dtype, self.is_coarse
-                return self.let(apply_text(expr.prim, args, dtype, is_coarse=coarse))
+                return self._apply(expr)
             case Cast():
                 value = self.value(expr.value)
                 return self.let(convert_text(value, expr.value.dtype, expr.dtype))
@@ -207,6 +239,25 @@ class Emitter:
                 return self._choice(expr)
             case _:
                 raise AssertionError(f"no text for {type(expr).__name__}")
+
+    def _apply(self, expr: Apply) -> str:
+        match expr:
+            case Apply(prim=Prim.EQ, args=(IndexValue() as count, other)):
+                return self._is_at(count, other)
+            case Apply(prim=Prim.EQ, args=(other, IndexValue() as count)):
+                return self._is_at(count, other)
+        args = [self.value(arg) for arg in expr.args]
+        dtype = expr.args[-1].dtype
+        return self.let(apply_text(expr.prim, args, dtype, is_coarse=self.is_coarse))
+
+    def _is_at(self, count: IndexValue, other: Expr) -> str:
+        """Whether a count is a number: in 32 bits where it has no more, which cost half as much."""
+        number = self.value(other)
+        if count.dtype is not DType.I64 or self.is_wide or not count.index.axes:
+            return self.let(f"({self.value(count)} == {number})")
+        low = self.let(f"{number}.to(tl.int32)")
+        fits = self.let(f"({low} == {number})")
+        return self.let(f"({self.index(count.index)} == {low}) & {fits}")
 
     def _half(self, draw: Apply) -> str | None:
         """Half of the numbers for which words are drawn, where they follow each other in pairs."""

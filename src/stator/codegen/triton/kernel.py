@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from typing import Final
 
 from stator.codegen.llvm.shape import arguments_of, symbols_of
+from stator.codegen.triton.borders import Part, Row, row_of
 from stator.codegen.triton.emitter import Dim, Emitter
 from stator.codegen.triton.online import (
     AT_ONCE,
     close_totals,
     is_online,
     open_totals,
+    stores_along,
     take_in,
     together,
 )
@@ -21,6 +24,7 @@ from stator.codegen.triton.prims import TYPES, number_text
 from stator.codegen.triton.product import product_lines
 from stator.codegen.triton.shape import Shape, is_coarse, is_wide, power, shape_of
 from stator.core.dtypes import DType
+from stator.loops.access import nodes
 from stator.loops.index import Axis, Index, Leaf
 from stator.loops.ir import (
     Accumulate,
@@ -186,8 +190,18 @@ def _read_ahead(e: Emitter, body: Sequence[Statement]) -> None:
 
 
 def _meets_other_widths(kernel: Kernel) -> bool:
-    widths = {load.buffer.dtype.bytes for s in kernel.statements for load in loads_of(s.value)}
-    return len(widths | {buffer.dtype.bytes for buffer in kernel.written}) > 1
+    """Whether blocks of elements of several widths are moved: Triton spreads each in its own way.
+
+    What is the same along a row is one element; under a condition, which differs, it is a block.
+    """
+    found = [node for s in kernel.statements for node in nodes(s)]
+    inner = {axis for stage in kernel.stages for axis in stage.inner} or set(kernel.outer)
+    if any(isinstance(node, Within) for node in found):
+        inner |= set(kernel.outer)
+    loads = [(node.buffer, node.index) for node in found if isinstance(node, Load)]
+    stores = [(s.buffer, s.index) for s in kernel.statements if isinstance(s, Store)]
+    widths = {buffer.dtype.bytes for buffer, at in (*loads, *stores) if at.axes & inner}
+    return len(widths) > 1
 
 
 # --- rows ---
@@ -200,41 +214,78 @@ def _rows(kernel: Kernel, shape: Shape) -> list[str]:
     count = product([axis.size for axis in kernel.outer])
     e.dims = (Dim("x", str(shape.outer), _mask(e, "x_", count, shape.outer)), row)
     e.decode(kernel.outer, "x_", "x")
-    done = 0
+    done: set[int] = set()
     stages = together(kernel.stages)
     for number, stage in enumerate(stages):
-        if number < done:
+        if number in done:
             continue
         following = stages[number + 1] if number + 1 < len(stages) else None
         if _reads_what_was_stored(kernel, stages[:number], stage):
             e.line("tl.debug_barrier()")
         if following and not shape.is_whole(stage.inner) and is_online(stage, following):
-            _online(e, stage, following, shape.inner)
-            done = number + 2
+            along = stores_along(kernel, stages, number)
+            stores = [s for n in along for s in stages[n].body if isinstance(s, Store)]
+            _online(e, stage, following, shape.inner, stores)
+            done |= {number + 1, *along}
         else:
             _stage(e, stage, shape)
         e.dims = (e.dims[0], row)
     return e.lines
 
 
-def _online(e: Emitter, first: Stage, second: Stage, block: int) -> None:
-    """Two stages in one loop: see online.py."""
+def _online(e: Emitter, first: Stage, second: Stage, block: int, stores: Sequence[Store]) -> None:
+    """Two stages in one loop: see online.py; `stores` go along, of what the loop has read."""
     largest = first.body[0]
     assert isinstance(largest, Accumulate), "it was looked at"
-    length = product([axis.size for axis in first.inner])
     e.dims = (e.dims[0], Dim("r", str(block), None))
     open_totals(e, TYPES[largest.value.dtype])
     _read_outside(e, first)
-    with e.inside(f"for r_ in range(0, {e.index(length)}, {AT_ONCE * block}):"):
-        taken = []
-        for number in range(AT_ONCE):
-            known = dict(e.values), dict(e.places)
-            start = f"r_ + {number * block} + "
-            e.dims = (e.dims[0], _enter_inner(e, first, length, block, start, AT_ONCE))
-            taken.append(_filled(e, largest, e.value(largest.value)))
-            e.values, e.places = known  # the axes move on
+    stage = Stage(first.inner, (largest, *stores))
+    for blocks, enter in _loops(e, stage, block, AT_ONCE):
+        taken, scopes = [], []
+        for number in range(blocks):
+            with e.scope() as scope:  # the axes move on
+                e.dims = (e.dims[0], enter(number))
+                taken.append(_filled(e, largest, e.value(largest.value)))
+                scopes.append(scope)
+        for scope in scopes if stores else ():  # behind the loads: a thread waits where it stores
+            with e.scope(scope):
+                for store in stores:
+                    e.store(store, e.value(store.value))
         take_in(e, taken)
     close_totals(e, first, second)
+
+
+def _loops(
+    e: Emitter, stage: Stage, block: int, at_once: int = 1
+) -> Iterator[tuple[int, Callable[[int], Dim]]]:
+    """The loops along a row, one after the other, each while its lines are written.
+
+    Of each: how many blocks a turn takes, and what enters one of them.
+    """
+    row = None if stage.in_order else row_of(stage.inner, stage.body, block)
+    if row is not None:
+        row.begin(e)
+        for part in row.parts(block, at_once):
+            with e.inside(part.head(block)):
+                yield part.blocks, partial(_enter_row, e, row, part, block)
+        return
+    length = product([axis.size for axis in stage.inner])
+    with e.inside(f"for r_ in range(0, {e.index(length)}, {at_once * block}):"):
+        yield at_once, partial(_enter_block, e, stage, block, at_once)
+
+
+def _enter_row(e: Emitter, row: Row, part: Part, block: int, number: int) -> Dim:
+    """One of the blocks that a turn takes, counted from a border."""
+    count = e.let(f"r_ + {number * block} + tl.arange(0, {block})[None, :]", "q")
+    return Dim("r", str(block), row.mask(e, row.enter(e, count), part))
+
+
+def _enter_block(e: Emitter, stage: Stage, block: int, at_once: int, number: int) -> Dim:
+    """One of the blocks that a turn takes, counted from the row's first element."""
+    length = product([axis.size for axis in stage.inner])
+    start = f"r_ + {number * block} + " if at_once > 1 else "r_ + "
+    return _enter_inner(e, stage, length, block, start, at_once)
 
 
 def _reads_what_was_stored(kernel: Kernel, earlier: Sequence[Stage], stage: Stage) -> bool:
@@ -252,7 +303,7 @@ def _stage(e: Emitter, stage: Stage, shape: Shape) -> None:
     elif shape.is_whole(stage.inner):
         _whole(e, stage, length, power(length.constant or 1))
     else:
-        _looped(e, stage, length, shape.inner)
+        _looped(e, stage, shape.inner)
 
 
 def _enter_inner(
@@ -289,7 +340,7 @@ def _whole(e: Emitter, stage: Stage, length: Index, block: int) -> None:
         e.accumulated(statement.name, _narrowed(e, statement, e.let(total, "acc")))
 
 
-def _looped(e: Emitter, stage: Stage, length: Index, block: int) -> None:
+def _looped(e: Emitter, stage: Stage, block: int) -> None:
     """Block after block: totals of each element of a block, combined behind the loop."""
     sums = [s for s in stage.body if isinstance(s, Accumulate)]
     e.dims = (e.dims[0], Dim("r", str(block), None))
@@ -297,10 +348,9 @@ def _looped(e: Emitter, stage: Stage, length: Index, block: int) -> None:
     names = {s.name: f"{s.name}_total" for s in sums}
     for own in sums:
         e.line(f"{names[own.name]} = {_full(shape, own)}")
-    end = e.index(length)
     _read_outside(e, stage)
-    with e.inside(f"for r_ in range(0, {end}, {block}):"):
-        e.dims = (e.dims[0], _enter_inner(e, stage, length, block, "r_ + "))
+    for _, enter in _loops(e, stage, block):
+        e.dims = (e.dims[0], enter(0))
         _read_ahead(e, stage.body)
         for s in stage.body:
             value = e.value(s.value)

@@ -13,7 +13,18 @@ from collections.abc import Sequence
 from typing import Final
 
 from stator.codegen.triton.emitter import Emitter
-from stator.loops.ir import Accumulate, Accumulated, Apply, Combine, Stage, Store, loads_of
+from stator.loops.ir import (
+    Accumulate,
+    Accumulated,
+    Apply,
+    Combine,
+    Kernel,
+    Load,
+    Stage,
+    Store,
+    loads_of,
+    walk,
+)
 from stator.loops.prims import Prim
 
 AT_ONCE: Final = 4  # blocks that are met together: they shrink the sum once
@@ -52,6 +63,27 @@ def is_online(first: Stage, second: Stage) -> bool:
         return False
     below = Apply(value.dtype, Prim.SUB, (value, top))
     return total.value is Apply(value.dtype, Prim.EXP, (below,))
+
+
+def stores_along(kernel: Kernel, stages: Sequence[Stage], number: int) -> list[int]:
+    """Later stages whose stores need nothing but what the pair that begins there reads.
+
+    A copy of the row, say: it is written while it is read, and the row is not read again.
+    """
+    pair = stages[number]
+    loaded = {load.buffer for stage in stages for s in stage.body for load in loads_of(s.value)}
+    loaded |= {written for written, read in kernel.shares if read in loaded}
+    found = []
+    for later in range(number + 2, len(stages)):
+        stage = stages[later]
+        values = [part for s in stage.body for part in walk(s.value)]
+        made = [p for p in values if isinstance(p, Load) and p.buffer in kernel.written]
+        is_free = not made and not any(isinstance(part, Accumulated) for part in values)
+        if stage.inner == pair.inner and is_free and not stage.in_order:
+            written = {s.buffer for s in stage.body if isinstance(s, Store)}
+            if len(written) == len(stage.body) and not written & loaded:
+                found.append(later)
+    return found
 
 
 def open_totals(e: Emitter, dtype: str) -> None:
