@@ -43,6 +43,7 @@ from stator.loops.ir import (
 )
 from stator.loops.prims import Prim
 
+QUARTER: Final = 4  # neighbours that share the words of Philox
 ATOMICS: Final = {Combine.SUM: "add", Combine.MAX: "max", Combine.MIN: "min"}
 
 
@@ -53,6 +54,14 @@ class Dim:
     name: str  # its counter's
     block: str  # how long it is
     mask: str | None  # where it is within its bounds; None: everywhere
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Numbers that follow each other along a block, from a multiple of four on."""
+
+    together: int  # those that a thread takes: 4 or 8
+    quarters: str  # of the first of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +85,9 @@ class Emitter:
     rows: dict[tuple[Axis, ...], Dim] = field(default_factory=dict)  # inner axes in one block
     accumulators: dict[str, str] = field(default_factory=dict)
     places: dict[Index, str] = field(default_factory=dict)  # computed already
-    halves: dict[Index, str] = field(default_factory=dict)  # of counts that begin at even numbers
+    runs: dict[Index, Run] = field(default_factory=dict)  # counts along a block
     values: dict[tuple[Expr, tuple[Mask, ...]], str] = field(default_factory=dict)
+    together: int = QUARTER  # elements side by side that are one thread's: 4 or 8
     is_coarse: bool = False  # all that it reads and writes is of half precision
     chosen: tuple[Mask, ...] = ()  # conditions under which the present value is needed
 
@@ -99,9 +109,9 @@ class Emitter:
         """A block of lines; what it computes is not in scope behind it."""
         self.line(head)
         self.depth += 1
-        known = dict(self.values), dict(self.places), dict(self.axes), dict(self.halves)
+        known = dict(self.values), dict(self.places), dict(self.axes), dict(self.runs)
         yield
-        self.values, self.places, self.axes, self.halves = known
+        self.values, self.places, self.axes, self.runs = known
         self.depth -= 1
 
     # --- indices ---
@@ -190,8 +200,8 @@ class Emitter:
                 return self.constant(expr.value, expr.dtype)
             case Load():
                 return self._load(expr)
-            case Apply(prim=Prim.THREEFRY_ONE) if half := self._half(expr):
-                return self._pairs(expr, half)
+            case Apply(prim=Prim.PHILOX_ONE) if shared := self._shared(expr):
+                return shared
             case Apply():
                 args = [self.value(arg) for arg in expr.args]
                 dtype, coarse = expr.args[-1].dtype, self.is_coarse
@@ -208,24 +218,26 @@ class Emitter:
             case _:
                 raise AssertionError(f"no text for {type(expr).__name__}")
 
-    def _half(self, draw: Apply) -> str | None:
-        """Half of the numbers for which words are drawn, where they follow each other in pairs."""
-        number, above = draw.args[2:]
-        if not isinstance(number, IndexValue) or above != const(0, DType.I32):
+    def _shared(self, draw: Apply) -> str | None:
+        """A word for each number, of rounds done once for neighbours; None for other numbers."""
+        number, above = draw.args[3:]
+        if not isinstance(number, IndexValue):
             return None
-        for count, half in self.halves.items():
+        wide = IndexValue(DType.I32, number.index // (1 << 32))
+        if above not in (const(0, DType.I32), wide):
+            return None
+        for count, run in self.runs.items():
             rest = number.index - count
-            if all(factor % 2 == 0 for _, factor in rest.terms):
-                return f"{self.index(rest // 2)} + {half}" if rest.terms else half
+            if any(factor % QUARTER for _, factor in rest.terms):
+                continue
+            first = (
+                f"{self.index(rest // QUARTER)} + {run.quarters}" if rest.terms else run.quarters
+            )
+            given = ", ".join((*map(self.value, draw.args[:3]), first))
+            name = "philox_eights" if run.together == 2 * QUARTER else "philox_fours"
+            shape = self.shape(self.dims_of(number.index))
+            return self.let(f"tl.reshape({name}({given}), {shape})")
         return None
-
-    def _pairs(self, draw: Apply, half: str) -> str:
-        """Both words of each half, side by side."""
-        keys = ", ".join(map(self.value, draw.args[:2]))
-        number = draw.args[2]
-        assert isinstance(number, IndexValue), "it has a half"
-        shape = self.shape(self.dims_of(number.index))
-        return self.let(f"tl.reshape(threefry_pairs({keys}, {half}), {shape})")
 
     def constant(self, value: float, dtype: DType) -> str:
         """A number as a block of one element."""
