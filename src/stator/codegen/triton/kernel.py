@@ -132,9 +132,9 @@ def _flat(kernel: Kernel, shape: Shape) -> list[str]:
 def _note_run(e: Emitter, count: Index, block: int, first: str, at: str = "") -> None:
     """Tell which numbers lie side by side in a block; `first` is where its quarters begin."""
     if block >= QUARTER:
-        together = min(e.together, block)
-        threads = f"tl.arange(0, {block // together}){at}"
-        e.runs[count] = Run(together, f"{first}{threads} * {together // QUARTER}")
+        width = min(e.together, block)
+        threads = f"tl.arange(0, {block // width}){at}"
+        e.runs[count] = Run(width, f"{first}{threads} * {width // QUARTER}")
 
 
 def _flat_count(axes: Sequence[Axis]) -> Index:
