@@ -17,6 +17,7 @@ from stator.loops.build import apply, const
 from stator.loops.index import Axis, Element, Index, Symbol
 from stator.loops.ir import Buffer, Cast, Expr, IndexValue, Load, Within
 from stator.loops.prims import Prim
+from stator.loops.verify import argument_count
 from tests.fuzz.accesses import Places, Range, loaded_index
 from tests.fuzz.choices import Choices
 
@@ -31,7 +32,7 @@ LIMIT: Final = 8.0  # … up to this, apart from NaN and infinities
 _NUMBERS: Final = (0.0, 1.0, -1.5, 0.25, 3.0, -0.0, float("inf"), float("-inf"))
 _PLACES: Final = (I64, I64, DType.I32, DType.U8)  # types in which indices are computed
 SHIFT: Final = Index.of(Symbol("n0", is_signed=True))  # a number that may be negative
-_RANDOM: Final = (Prim.THREEFRY_0, Prim.THREEFRY_1, Prim.THREEFRY_ONE)
+_RANDOM: Final = (Prim.THREEFRY_0, Prim.THREEFRY_1, Prim.THREEFRY_ONE, Prim.PHILOX_ONE)
 _INTEGER_UNARY: Final = (Prim.NEG, Prim.ABS, Prim.NOT)
 _INTEGER_BINARY: Final = (
     *(Prim.ADD, Prim.SUB, Prim.MUL, Prim.DIV, Prim.MOD, Prim.MIN, Prim.MAX),
@@ -234,8 +235,9 @@ class Expressions:
     def integer(self, dtype: DType, depth: int) -> Known:
         match self.choices.below(8):
             case 7 if dtype is DType.I32:
-                words = [self.make(dtype, depth).expr for _ in range(4)]
-                return Known(apply(self.choices.one_of(_RANDOM), *words))
+                prim = self.choices.one_of(_RANDOM)
+                words = [self.make(dtype, depth).expr for _ in range(argument_count(prim))]
+                return Known(apply(prim, *words))
             case 0:
                 prim = self.choices.one_of(_INTEGER_UNARY)
                 return Known(apply(prim, self.make(dtype, depth).expr))

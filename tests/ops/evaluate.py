@@ -14,6 +14,7 @@ from stator.core.dtypes import TORCH_DTYPES, DType
 from stator.loops.build import Body, cast
 from stator.loops.index import Index
 from stator.loops.ir import Apply, Buffer, Cast, Const, Expr, Load
+from stator.loops.philox import philox_one
 from stator.loops.prims import Prim
 from stator.loops.threefry import Words, threefry, threefry_one
 from stator.ops.table import Pointwise, Promotion
@@ -62,6 +63,13 @@ def random_words(*words: Tensor) -> tuple[Tensor, Tensor]:
     """Both words of a key (the first two) and a counter (the last two)."""
     first, second = threefry(*_pairs(words))
     return first.to(torch.int32), second.to(torch.int32)
+
+
+def philox_word(*words: Tensor) -> Tensor:
+    """The word of a key (the first two), a stream and a number (the last two)."""
+    wide = [word.to(torch.int64) & 0xFFFFFFFF for word in words]
+    word: Tensor = philox_one((wide[0], wide[1]), wide[2], (wide[3], wide[4]))
+    return word.to(torch.int32)
 
 
 EVALUATE: Final[Mapping[Prim, Callable[..., Tensor]]] = {
@@ -125,6 +133,7 @@ EVALUATE: Final[Mapping[Prim, Callable[..., Tensor]]] = {
     Prim.THREEFRY_0: lambda *words: random_words(*words)[0],
     Prim.THREEFRY_1: lambda *words: random_words(*words)[1],
     Prim.THREEFRY_ONE: lambda *words: threefry_one(*_pairs(words)).to(torch.int32),
+    Prim.PHILOX_ONE: philox_word,
 }
 
 

@@ -199,6 +199,77 @@ def test_the_seed_of_the_cpu_is_drawn_there_whatever_the_default() -> None:
     assert torch.equal(found, expected)
 
 
+def test_the_device_says_which_generator_draws() -> None:
+    assert not draws.takes_philox("cpu")
+    assert draws.takes_philox("cuda")
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Tensors of the CPU draw as those of a GPU, by its kernels; options for that."""
+    pytest.importorskip("triton")
+    monkeypatch.setattr(draws, "takes_philox", lambda device: True)
+    return {"codegen": "triton", "cache": False}
+
+
+BY_PHILOX: Final = ("rand", "uniform", "bernoulli of a number", "bernoulli of a tensor")
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("name", BY_PHILOX)
+@pytest.mark.parametrize("size", [(37, 5), (6, 64)])
+def test_kernels_of_a_gpu_draw_the_numbers_of_the_reference(
+    name: str, size: tuple[int, ...], dtype: torch.dtype, as_on_a_gpu: dict[str, Any]
+) -> None:
+    program, reference = EXACT[name]
+    x = torch.randn(size).to(dtype)
+    call = ours(program, **as_on_a_gpu)
+    torch.manual_seed(3)
+
+    found = call(x)
+
+    assert torch.equal(found, reference(seed_after(3), x))
+    assert set(torch_calls()) == {"draw_seed"}
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_numbers_of_a_gpu_are_uniform() -> None:
+    there = draws.uniform(seed_after(0), 0, (0.0, 1.0), (MANY,), torch.float32)
+
+    assert abs(there.double().mean() - 0.5) < 5 / math.sqrt(12 * MANY)
+    assert stats.kstest(there.numpy(), "uniform").pvalue > UNLIKELY
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("size", [(30, 64), (3, 257), (5, 36)])
+def test_a_backward_of_a_gpu_draws_the_mask_again(
+    size: tuple[int, ...], dtype: torch.dtype, as_on_a_gpu: dict[str, Any]
+) -> None:
+    x = torch.ones(size, dtype=dtype, requires_grad=True)
+    bias = torch.zeros(size, dtype=dtype).t().contiguous().t()
+    call = ours(lambda x: F.dropout(x * 1.5, 0.3, training=True) + bias, **as_on_a_gpu)
+
+    result = call(x)
+    result.backward(torch.ones_like(result))
+
+    assert x.grad is not None
+    assert torch.equal(x.grad, result)  # of ones, both are the mask, scaled
+    assert 0.1 < float((result == 0).double().mean()) < 0.5
+
+
+def test_a_layout_changes_no_number_on_a_gpu(as_on_a_gpu: dict[str, Any]) -> None:
+    sizes = torch.zeros(2, 4, 4, 5), torch.zeros(5, 4, 4, 2).permute(3, 2, 1, 0)
+    found = []
+    for x in sizes:
+        torch.manual_seed(1)
+        found.append(ours(torch.rand_like, **as_on_a_gpu)(x))
+
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(
+        found[0], draws.uniform(seed_after(1), 0, (0.0, 1.0), (2, 4, 4, 5), torch.float32)
+    )
+
+
 # --- ranges ---
 
 

@@ -41,8 +41,9 @@ from stator.loops.ir import (
     Store,
     Within,
 )
+from stator.loops.philox import philox_one
 from stator.loops.prims import Prim
-from stator.loops.threefry import Words, threefry, threefry_one
+from stator.loops.threefry import threefry, threefry_one
 
 Scalar: TypeAlias = Any  # a numpy scalar of the expression's type
 Array: TypeAlias = "np.ndarray[Any, Any]"
@@ -400,10 +401,9 @@ def _through_f64(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *args: type(args[0])(function(*(np.float64(arg) for arg in args)))
 
 
-def _random_word(function: Callable[[Words, Words], int]) -> Callable[..., Any]:
+def _random_word(function: Callable[..., int]) -> Callable[..., Any]:
     def draw(*args: Scalar) -> Scalar:
-        words = [int(arg) & 0xFFFFFFFF for arg in args]
-        return wrapped(function((words[0], words[1]), (words[2], words[3])), np.int32)
+        return wrapped(function(*(int(arg) & 0xFFFFFFFF for arg in args)), np.int32)
 
     return draw
 
@@ -466,7 +466,8 @@ PRIMS: Final[dict[Prim, Callable[..., Any]]] = {
     Prim.NORMAL_CDF: _through_f64(lambda x: 0.5 * math.erfc(-x * math.sqrt(0.5))),
     Prim.POW: _through_f64(_power),
     Prim.HYPOT: _through_f64(np.hypot),
-    Prim.THREEFRY_0: _random_word(lambda key, counter: threefry(key, counter)[0]),
-    Prim.THREEFRY_1: _random_word(lambda key, counter: threefry(key, counter)[1]),
-    Prim.THREEFRY_ONE: _random_word(threefry_one),
+    Prim.THREEFRY_0: _random_word(lambda a, b, c, d: threefry((a, b), (c, d))[0]),
+    Prim.THREEFRY_1: _random_word(lambda a, b, c, d: threefry((a, b), (c, d))[1]),
+    Prim.THREEFRY_ONE: _random_word(lambda a, b, c, d: threefry_one((a, b), (c, d))),
+    Prim.PHILOX_ONE: _random_word(lambda a, b, c, d, e: philox_one((a, b), c, (d, e))),
 }

@@ -85,7 +85,9 @@ class Prim(Enum):
     THREEFRY_0 = auto()  # the first word
     THREEFRY_1 = auto()  # the second
     THREEFRY_ONE = auto()  # of (key, key, number, number): one of the two words of its half
+    # i32, of (key, key, stream, number, number): one of the four of its quarter; see philox.py
+    PHILOX_ONE = auto()
 
 
-RANDOM = frozenset({Prim.THREEFRY_0, Prim.THREEFRY_1, Prim.THREEFRY_ONE})
+RANDOM = frozenset({Prim.THREEFRY_0, Prim.THREEFRY_1, Prim.THREEFRY_ONE, Prim.PHILOX_ONE})
 COMPARISONS = frozenset({Prim.EQ, Prim.NE, Prim.LT, Prim.LE, Prim.GT, Prim.GE, Prim.IS_NAN})

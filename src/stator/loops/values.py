@@ -33,6 +33,7 @@ class Result:
 
     size: tuple[Index, ...]
     dtype: DType
+    device: str = "cpu"  # kind of device that it lies on, by torch's name
 
 
 @dataclass(frozen=True, slots=True, eq=False)

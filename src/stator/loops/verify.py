@@ -113,7 +113,7 @@ _COMBINES: Final[dict[Combine, Takes]] = {
 def argument_count(prim: Prim) -> int:
     """How many arguments a primitive takes."""
     if prim in RANDOM:
-        return 4
+        return 5 if prim is Prim.PHILOX_ONE else 4
     return 3 if prim in _TERNARY else 2 if prim in _BINARY else 1
 
 

@@ -88,7 +88,7 @@ def result_of(tensor: torch.Tensor, sizes: Sizes) -> Result:
     """What an operator has to return."""
     dtype = from_torch(tensor.dtype)
     assert dtype is not None, "checked before"
-    return Result(layout_of(tensor, sizes)[0], dtype)
+    return Result(layout_of(tensor, sizes)[0], dtype, tensor.device.type)
 
 
 def why_unsupported(value: Any, sizes: Sizes, device: torch.device = CPU) -> str | None:

@@ -3,8 +3,10 @@
 `draw_seed` alone touches torch's generator, once a call of a graph and device.  The stream is the
 number of the random node in its graph: Threefry makes a key of seed and stream, and then the bits
 of each element from that key and the element's number in row-major order; where one word is enough
-for an element, two neighbours share the two words of their half.  So the bits depend neither on the
-layout nor on the threads, and a graph that goes on to draw more keeps what it drew before.
+for an element, two neighbours share the two words of their half.  On a GPU, there, it is Philox: of
+the seed, the stream and the number, four neighbours share the words of their quarter.  So the bits
+depend neither on the layout nor on the threads, and a graph that goes on to draw more keeps what it
+drew before.
 
 The rules in `random.py` make loops of these functions.  Called, they compute the same with torch,
 slowly: for where a graph runs without kernels.
@@ -19,6 +21,7 @@ from typing import Final, TypeAlias
 import torch
 from torch import Tensor
 
+from stator.loops.philox import philox_one
 from stator.loops.threefry import Words, threefry, threefry_one
 
 WORD: Final = (1 << 32) - 1
@@ -136,23 +139,33 @@ def largest_below(high: float, low: float, digits: int) -> float:
 
 def _words(seed: Tensor, stream: int, size: Sequence[int], block: int = 0) -> tuple[Tensor, Tensor]:
     """Two words for each element, in 64-bit integers."""
-    key, number = _numbered(seed, stream, size)
+    seeded, number = _numbered(seed, size)
+    key = threefry(seeded, (stream, 0))
     first, second = threefry(key, (number & WORD, number >> 32 ^ block))
     return first, second
 
 
+def takes_philox(device: str) -> bool:
+    """Whether tensors on such a device draw single words by Philox: on all but a CPU."""
+    return device != "cpu"
+
+
 def _word(seed: Tensor, stream: int, size: Sequence[int]) -> Tensor:
     """One word for each element, likewise."""
-    key, number = _numbered(seed, stream, size)
-    word: Tensor = threefry_one(key, (number & WORD, number >> 32))
+    key, number = _numbered(seed, size)
+    words = number & WORD, number >> 32
+    word: Tensor
+    if takes_philox(seed.device.type):
+        word = philox_one(key, stream, words)
+    else:
+        word = threefry_one(threefry(key, (stream, 0)), words)
     return word
 
 
-def _numbered(seed: Tensor, stream: int, size: Sequence[int]) -> tuple[Words, Tensor]:
-    """The key of a stream, and the numbers of the elements."""
+def _numbered(seed: Tensor, size: Sequence[int]) -> tuple[Words, Tensor]:
+    """The words of a seed, and the numbers of the elements."""
     below, above = (seed.long() & WORD).unbind()
-    number = torch.arange(math.prod(size), device=seed.device).reshape(tuple(size))
-    return threefry((below, above), (stream, 0)), number
+    return (below, above), torch.arange(math.prod(size), device=seed.device).reshape(tuple(size))
 
 
 def _fractions(

@@ -1,4 +1,4 @@
-"""Random numbers in loops: each element from its own number, by Threefry; see draws.py."""
+"""Random numbers in loops: each element from its own number; see draws.py."""
 
 from __future__ import annotations
 
@@ -35,10 +35,18 @@ def _numbered(
     t: Builder, result: Result, seed: Value, stream: int
 ) -> tuple[tuple[Expr, Expr], Callable[[Point], tuple[Expr, Expr]]]:
     """The key of a stream, and the number of a point, in two words."""
-    # Handed over, so that the layers of a model share one kernel.
+    start = *_seeded(t, seed, stream), const(0, DType.I32)
+    return (_b.threefry_0(*start), _b.threefry_1(*start)), _number_of(result)
+
+
+def _seeded(t: Builder, seed: Value, stream: int) -> tuple[Expr, Expr, Expr]:
+    """The words of the seed, and the stream: handed over, so that layers share one kernel."""
     number = IndexValue(DType.I32, t.handed(stream))
-    start = seed.load((Index.of(0),)), seed.load((Index.of(1),)), number, const(0, DType.I32)
-    key = _b.threefry_0(*start), _b.threefry_1(*start)
+    return seed.load((Index.of(0),)), seed.load((Index.of(1),)), number
+
+
+def _number_of(result: Result) -> Callable[[Point], tuple[Expr, Expr]]:
+    """The number of a point of the result, in two words."""
     total = product(result.size).constant
     few = total is not None and total <= 1 << 32
 
@@ -47,7 +55,7 @@ def _numbered(
         above = const(0, DType.I32) if few else IndexValue(DType.I32, number // (1 << 32))
         return IndexValue(DType.I32, number), above
 
-    return key, number_of
+    return number_of
 
 
 def _words(t: Builder, result: Result, seed: Value, stream: int) -> Draw:
@@ -63,7 +71,10 @@ def _words(t: Builder, result: Result, seed: Value, stream: int) -> Draw:
 
 
 def _one_word(t: Builder, result: Result, seed: Value, stream: int) -> Callable[[Point], Expr]:
-    """A random word for each point of the result: what two words would cost makes two of these."""
+    """A random word for each point of the result, of rounds that neighbours share."""
+    if draws.takes_philox(result.device):
+        seeded, number = _seeded(t, seed, stream), _number_of(result)
+        return lambda point: _b.philox_one(*seeded, *number(point))
     key, number_of = _numbered(t, result, seed, stream)
     return lambda point: _b.threefry_one(*key, *number_of(point))
 

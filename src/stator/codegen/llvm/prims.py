@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from stator.codegen.llvm import math
+from stator.codegen.llvm.philox import emit_philox_one
 from stator.codegen.llvm.threefry import emit_one, emit_threefry
 from stator.codegen.llvm.types import from_memory, register, to_memory
 from stator.codegen.llvm.writer import Writer
@@ -192,4 +193,5 @@ _INTEGER: Final[dict[Prim, Emit]] = {
     Prim.THREEFRY_0: lambda w, args, dtype: emit_threefry(w, args)[0],
     Prim.THREEFRY_1: lambda w, args, dtype: emit_threefry(w, args)[1],
     Prim.THREEFRY_ONE: lambda w, args, dtype: emit_one(w, args),
+    Prim.PHILOX_ONE: lambda w, args, dtype: emit_philox_one(w, args),
 }

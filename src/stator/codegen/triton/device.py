@@ -167,10 +167,65 @@ def threefry_one(key_0, key_1, low, high):
     return tl.where((low & 1) == 0, x, y).to(tl.int32, bitcast=True)
 
 
-def threefry_pairs(key_0, key_1, half):
-    """Both words of each half: for numbers that follow each other rounds are done once."""
-    x, y = threefry_words(key_0, key_1, half.to(tl.int32), tl.full(half.shape, 0, tl.int32))
-    return tl.join(x.to(tl.int32, bitcast=True), y.to(tl.int32, bitcast=True))
+# --- loops/philox.py ---
+
+
+def philox_round(a, b, c, d, key_0, key_1):
+    """Products of 64 bits: for the upper and the lower word by themselves ptxas may take two."""
+    p = a.to(tl.uint64) * tl.full(a.shape, 0xD2511F53, tl.uint64)
+    q = c.to(tl.uint64) * tl.full(c.shape, 0xCD9E8D57, tl.uint64)
+    first = (q >> 32).to(tl.uint32) ^ b ^ key_0
+    third = (p >> 32).to(tl.uint32) ^ d ^ key_1
+    return first, q.to(tl.uint32), third, p.to(tl.uint32)
+
+
+def philox_words(key_0, key_1, a, b, stream):
+    """Four words at random; the keys of the rounds are the same for a whole block."""
+    k0 = key_0.to(tl.uint32, bitcast=True)
+    k1 = key_1.to(tl.uint32, bitcast=True)
+    c = stream.to(tl.uint32, bitcast=True)
+    d = tl.full(c.shape, 0, tl.uint32)
+    for number in tl.static_range(10):
+        if number > 0:
+            k0 += tl.full(k0.shape, 0x9E3779B9, tl.uint32)
+            k1 += tl.full(k1.shape, 0xBB67AE85, tl.uint32)
+        a, b, c, d = philox_round(a, b, c, d, k0, k1)
+    return a, b, c, d
+
+
+def philox_one(key_0, key_1, stream, low, high):
+    """One word for each number: its last two bits say which of the four of its quarter."""
+    low = low.to(tl.uint32, bitcast=True)
+    high = high.to(tl.uint32, bitcast=True)
+    quarter = (low >> 2) | (high << 30)
+    a, b, c, d = philox_words(key_0, key_1, quarter, high >> 2, stream)
+    is_even = (low & 1) == 0
+    word = tl.where((low & 2) == 0, tl.where(is_even, a, b), tl.where(is_even, c, d))
+    return word.to(tl.int32, bitcast=True)
+
+
+def philox_quarter(key_0, key_1, stream, quarter):
+    """Its four words; a quarter of 64 bits fills two words of the counter."""
+    if quarter.dtype == tl.int64:
+        above = (quarter >> 32).to(tl.uint32)
+    else:
+        above = tl.full(stream.shape, 0, tl.uint32)
+    return philox_words(key_0, key_1, quarter.to(tl.uint32), above, stream)
+
+
+def philox_fours(key_0, key_1, stream, quarter):
+    """All words of each quarter, in two dimensions more: the rounds are done once."""
+    a, b, c, d = philox_quarter(key_0, key_1, stream, quarter)
+    return tl.join(tl.join(a, c), tl.join(b, d)).to(tl.int32, bitcast=True)
+
+
+def philox_eights(key_0, key_1, stream, quarter):
+    """All words of each quarter and the next, in three dimensions more."""
+    a, b, c, d = philox_quarter(key_0, key_1, stream, quarter)
+    e, f, g, h = philox_quarter(key_0, key_1, stream, quarter + 1)
+    even = tl.join(tl.join(a, e), tl.join(c, g))
+    odd = tl.join(tl.join(b, f), tl.join(d, h))
+    return tl.join(even, odd).to(tl.int32, bitcast=True)
 
 
 FUNCTIONS = (
@@ -186,6 +241,11 @@ FUNCTIONS = (
         threefry_0,
         threefry_1,
         threefry_one,
-        threefry_pairs,
+        philox_round,
+        philox_words,
+        philox_one,
+        philox_quarter,
+        philox_fours,
+        philox_eights,
     ),
 )

@@ -44,6 +44,7 @@ from stator.loops.ir import (
 )
 from stator.loops.prims import Prim
 
+QUARTER: Final = 4  # neighbours that share the words of Philox
 ATOMICS: Final = {Combine.SUM: "add", Combine.MAX: "max", Combine.MIN: "min"}
 
 
@@ -54,6 +55,14 @@ class Dim:
     name: str  # its counter's
     block: str  # how long it is
     mask: str | None  # where it is within its bounds; None: everywhere
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Numbers that follow each other along a block, from a multiple of four on."""
+
+    together: int  # those that a thread takes: 4 or 8
+    quarters: str  # of the first of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +81,11 @@ class Scope:
     values: dict[tuple[Expr, tuple[Mask, ...]], str]
     places: dict[Index, str]
     axes: dict[Axis, tuple[str, str | None]]
-    halves: dict[Index, str]
+    runs: dict[Index, Run]
 
     def copied(self) -> Scope:
         """The same, to add to."""
-        known = dict(self.values), dict(self.places), dict(self.axes), dict(self.halves)
+        known = dict(self.values), dict(self.places), dict(self.axes), dict(self.runs)
         return Scope(self.dims, *known)
 
 
@@ -93,8 +102,9 @@ class Emitter:
     rows: dict[tuple[Axis, ...], Dim] = field(default_factory=dict)  # inner axes in one block
     accumulators: dict[str, str] = field(default_factory=dict)
     places: dict[Index, str] = field(default_factory=dict)  # computed already
-    halves: dict[Index, str] = field(default_factory=dict)  # of counts that begin at even numbers
+    runs: dict[Index, Run] = field(default_factory=dict)  # counts along a block
     values: dict[tuple[Expr, tuple[Mask, ...]], str] = field(default_factory=dict)
+    together: int = QUARTER  # elements side by side that are one thread's: 4 or 8
     is_coarse: bool = False  # all that it reads and writes is of half precision
     chosen: tuple[Mask, ...] = ()  # conditions under which the present value is needed
     is_wide: bool = field(init=False)  # whether indices have 64 bits
@@ -127,7 +137,7 @@ class Emitter:
     @contextmanager
     def scope(self, again: Scope | None = None) -> Iterator[Scope]:
         """A scope of its own, or one that was left: what is known in it ends with it."""
-        outside = Scope(self.dims, self.values, self.places, self.axes, self.halves)
+        outside = Scope(self.dims, self.values, self.places, self.axes, self.runs)
         own = again or outside.copied()
         self._go_to(own)
         yield own
@@ -136,7 +146,7 @@ class Emitter:
 
     def _go_to(self, scope: Scope) -> None:
         self.dims, self.values, self.places = scope.dims, scope.values, scope.places
-        self.axes, self.halves = scope.axes, scope.halves
+        self.axes, self.runs = scope.axes, scope.runs
 
     # --- indices ---
 
@@ -224,8 +234,8 @@ class Emitter:
                 return self.constant(expr.value, expr.dtype)
             case Load():
                 return self._load(expr)
-            case Apply(prim=Prim.THREEFRY_ONE) if half := self._half(expr):
-                return self._pairs(expr, half)
+            case Apply(prim=Prim.PHILOX_ONE) if shared := self._shared(expr):
+                return shared
             case Apply():
                 return self._apply(expr)
             case Cast():
@@ -259,24 +269,26 @@ class Emitter:
         fits = self.let(f"({low} == {number})")
         return self.let(f"({self.index(count.index)} == {low}) & {fits}")
 
-    def _half(self, draw: Apply) -> str | None:
-        """Half of the numbers for which words are drawn, where they follow each other in pairs."""
-        number, above = draw.args[2:]
-        if not isinstance(number, IndexValue) or above != const(0, DType.I32):
+    def _shared(self, draw: Apply) -> str | None:
+        """A word for each number, of rounds done once for neighbours; None for other numbers."""
+        number, above = draw.args[3:]
+        if not isinstance(number, IndexValue):
             return None
-        for count, half in self.halves.items():
+        wide = IndexValue(DType.I32, number.index // (1 << 32))
+        if above not in (const(0, DType.I32), wide):
+            return None
+        for count, run in self.runs.items():
             rest = number.index - count
-            if all(factor % 2 == 0 for _, factor in rest.terms):
-                return f"{self.index(rest // 2)} + {half}" if rest.terms else half
+            if any(factor % QUARTER for _, factor in rest.terms):
+                continue
+            first = (
+                f"{self.index(rest // QUARTER)} + {run.quarters}" if rest.terms else run.quarters
+            )
+            given = ", ".join((*map(self.value, draw.args[:3]), first))
+            name = "philox_eights" if run.together == 2 * QUARTER else "philox_fours"
+            shape = self.shape(self.dims_of(number.index))
+            return self.let(f"tl.reshape({name}({given}), {shape})")
         return None
-
-    def _pairs(self, draw: Apply, half: str) -> str:
-        """Both words of each half, side by side."""
-        keys = ", ".join(map(self.value, draw.args[:2]))
-        number = draw.args[2]
-        assert isinstance(number, IndexValue), "it has a half"
-        shape = self.shape(self.dims_of(number.index))
-        return self.let(f"tl.reshape(threefry_pairs({keys}, {half}), {shape})")
 
     def constant(self, value: float, dtype: DType) -> str:
         """A number as a block of one element."""

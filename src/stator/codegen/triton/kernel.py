@@ -10,7 +10,7 @@ from typing import Final
 
 from stator.codegen.llvm.shape import arguments_of, symbols_of
 from stator.codegen.triton.borders import Part, Row, row_of
-from stator.codegen.triton.emitter import Dim, Emitter
+from stator.codegen.triton.emitter import QUARTER, Dim, Emitter, Run
 from stator.codegen.triton.online import (
     AT_ONCE,
     close_totals,
@@ -22,7 +22,7 @@ from stator.codegen.triton.online import (
 )
 from stator.codegen.triton.prims import TYPES, number_text
 from stator.codegen.triton.product import product_lines
-from stator.codegen.triton.shape import Shape, is_coarse, is_wide, power, shape_of
+from stator.codegen.triton.shape import Shape, is_coarse, is_wide, power, shape_of, side_by_side
 from stator.core.dtypes import DType
 from stator.loops.access import nodes
 from stator.loops.index import Axis, Index, Leaf
@@ -121,16 +121,24 @@ def _mask(e: Emitter, counter: str, count: Index, block: int) -> str | None:
 
 def _flat(kernel: Kernel, shape: Shape) -> list[str]:
     e = Emitter(kernel, (Dim("x", str(shape.outer), None),), is_coarse=is_coarse(kernel))
+    e.together = side_by_side(kernel, shape)
     e.line(f"x_ = {_program(kernel)} * {shape.outer} + tl.arange(0, {shape.outer})")
     total = product([axis.size for axis in kernel.outer])
     e.dims = (Dim("x", str(shape.outer), _mask(e, "x_", total, shape.outer)),)
     e.decode(kernel.outer, "x_", "x")
-    if shape.outer > 1:
-        half = f"{_program(kernel)} * {shape.outer // 2} + tl.arange(0, {shape.outer // 2})"
-        e.halves[_flat_count(kernel.outer)] = half
+    first = f"{_program(kernel)} * {shape.outer // QUARTER} + "
+    _note_run(e, _flat_count(kernel.outer), shape.outer, first)
     for stage in kernel.stages:
         _statements(e, stage.body)
     return e.lines
+
+
+def _note_run(e: Emitter, count: Index, block: int, first: str, at: str = "") -> None:
+    """Tell which numbers lie side by side in a block; `first` is where its quarters begin."""
+    if block >= QUARTER:
+        width = min(e.together, block)
+        threads = f"tl.arange(0, {block // width}){at}"
+        e.runs[count] = Run(width, f"{first}{threads} * {width // QUARTER}")
 
 
 def _flat_count(axes: Sequence[Axis]) -> Index:
@@ -210,6 +218,7 @@ def _meets_other_widths(kernel: Kernel) -> bool:
 def _rows(kernel: Kernel, shape: Shape) -> list[str]:
     row = Dim("r", "1", None)
     e = Emitter(kernel, (Dim("x", str(shape.outer), None), row), is_coarse=is_coarse(kernel))
+    e.together = side_by_side(kernel, shape)
     e.line(f"x_ = {_program(kernel)} * {shape.outer} + tl.arange(0, {shape.outer})[:, None]")
     count = product([axis.size for axis in kernel.outer])
     e.dims = (Dim("x", str(shape.outer), _mask(e, "x_", count, shape.outer)), row)
@@ -312,9 +321,8 @@ def _enter_inner(
     """The inner axes of a block, or of one of some that are taken together."""
     name = e.let(f"{start}tl.arange(0, {block})[None, :]", "r")
     e.decode(stage.inner, name, "r")
-    if block > 1:
-        first = "" if start == "" else f"({start}0) // 2 + "
-        e.halves[_flat_count(stage.inner)] = f"{first}tl.arange(0, {block // 2})[None, :]"
+    first = f"({start}0) // {QUARTER} + " if start else ""
+    _note_run(e, _flat_count(stage.inner), block, first, "[None, :]")
     return Dim("r", str(block), _mask(e, name, length, blocks * block))
 
 

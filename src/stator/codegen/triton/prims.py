@@ -82,6 +82,7 @@ _OWN: Final[Mapping[Prim, str]] = {
     Prim.THREEFRY_0: "threefry_0",
     Prim.THREEFRY_1: "threefry_1",
     Prim.THREEFRY_ONE: "threefry_one",
+    Prim.PHILOX_ONE: "philox_one",
 }
 
 

@@ -17,7 +17,7 @@ from stator.core.dtypes import DType
 from stator.loops.access import indices, nodes
 from stator.loops.index import Axis, Element, Index, Quotient, Remainder, upper_bound
 from stator.loops.ir import Apply, Kernel, Load, Store
-from stator.loops.prims import RANDOM
+from stator.loops.prims import RANDOM, Prim
 from stator.loops.values import product
 from stator.schedule.columns import is_columnar
 
@@ -102,7 +102,7 @@ def _flat(kernel: Kernel) -> Shape:
     total = product([axis.size for axis in kernel.outer]).constant
     bytes_ = [buffer.dtype.bytes for buffer in (*kernel.written, *kernel.read)]
     each = max(WIDEST // min(bytes_, default=4), 1) if bytes_ else 4
-    if _has_random(kernel) or max(bytes_, default=4) >= 8:
+    if _has_threefry(kernel) or max(bytes_, default=4) >= 8:
         each = min(each, 4)
     warps = 4
     if _moving_loads(kernel) <= 2:
@@ -142,9 +142,17 @@ def _moving_loads(kernel: Kernel) -> int:
     return sum(bool(load.index.axes & inner) for load in loads)
 
 
-def _has_random(kernel: Kernel) -> bool:
+def _has_threefry(kernel: Kernel) -> bool:
+    """Whether random words are drawn element by element; neighbours share those of Philox."""
     parts = (node for s in kernel.statements for node in nodes(s))
-    return any(isinstance(p, Apply) and p.prim in RANDOM for p in parts)
+    return any(isinstance(p, Apply) and p.prim in RANDOM - {Prim.PHILOX_ONE} for p in parts)
+
+
+def side_by_side(kernel: Kernel, shape: Shape) -> int:
+    """Elements that a thread moves at once, as Triton lays them out: 8, or 4 at least."""
+    bytes_ = min((buffer.dtype.bytes for buffer in (*kernel.read, *kernel.written)), default=4)
+    each = shape.outer * shape.inner // (WARP * shape.warps)
+    return 8 if min(WIDEST // bytes_, each) >= 8 else 4
 
 
 def is_coarse(kernel: Kernel) -> bool:
