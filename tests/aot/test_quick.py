@@ -39,6 +39,7 @@ SAME: dict[str, Program] = {
     "rows_that_lie_apart": _transposed_rows,
     "written": _written,
     "several": lambda x, w: [*torch.var_mean(x, 0), *(part * 2 for part in x.split(2))],
+    "elements_by_number": lambda x, w: [x[torch.arange(3)[:, None], torch.arange(2)]],
     "attention": lambda x, w: [F.scaled_dot_product_attention(*(y[None, None] for y in (x, w, x)))],
 }
 
@@ -69,6 +70,7 @@ LEFT: dict[str, Program] = {
     "draws": lambda x, w: [torch.rand(3)],
     "looks": _looks,
     "has_sizes_of_values": lambda x, w: [x.nonzero()],
+    "takes_elements_by_truths": lambda x, w: [x[x > 0]],
     "holds_a_tensor": lambda x, w: [x + held],
     "leaves_grad_mode_on": _leaves_grad_mode_on,
 }

@@ -42,6 +42,14 @@ _KNOWN: Final = ("aten", "prims", "quantized_decomposed", "mkldnn", "mkl", "oned
 _AS_FUNCTIONAL: Final = {aten.lift_fresh_copy.default: aten.clone.default}
 
 
+def _by_numbers(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether it takes elements by their numbers: only truths select as many as there are."""
+    if func is not aten.index.Tensor:
+        return False
+    masks = (torch.bool, torch.uint8)
+    return not any(isinstance(i, torch.Tensor) and i.dtype in masks for i in args[1])
+
+
 class NotQuickError(Exception):
     """The program takes a full trace."""
 
@@ -92,7 +100,7 @@ class Recorder(TorchDispatchMode):
         if is_taken_apart(func, args, kwargs):
             with self:
                 return func.decompose(*args, **kwargs)
-        if any(tag in func.tags for tag in _OF_VALUES):
+        if any(tag in func.tags for tag in _OF_VALUES) and not _by_numbers(func, args):
             raise NotQuickError(func)
         written, func = None, _AS_FUNCTIONAL.get(func, func)
         if func is aten.detach.default:  # without autograd, it is the tensor

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
@@ -357,21 +357,17 @@ def _looped(e: Emitter, stage: Stage, block: int) -> None:
     for own in sums:
         e.line(f"{names[own.name]} = {_full(shape, own)}")
     _read_outside(e, stage)
-    for _, enter in _loops(e, stage, block):
-        e.dims = (e.dims[0], enter(0))
-        _read_ahead(e, stage.body)
-        for s in stage.body:
-            value = e.value(s.value)
-            if isinstance(s, Store):
-                e.store(s, value)
-                continue
-            taken, total, name = _filled(e, s, value), names[s.name], combiner(s)
-            if stage.in_order:
-                running = e.let(f"scanned({taken}, 1, {name})")
-                e.accumulated(s.name, _narrowed(e, s, e.let(f"{name}({total}, {running})")))
-                e.line(f"{total} = {name}({total}, reduced({taken}, 1, {name}, keep_dims=True))")
-            else:
-                e.line(f"{total} = {name}({total}, {taken})")
+    for blocks, enter in _loops(e, stage, block, _at_once(stage)):
+        scopes = []
+        for number in range(blocks):
+            with e.scope() as scope:
+                e.dims = (e.dims[0], enter(number))
+                if blocks > 1:  # all are under way before the first is waited for
+                    _read_early(e, stage)
+                scopes.append(scope)
+        for scope in scopes:
+            with e.scope(scope):
+                _looped_body(e, stage, names)
     for own in sums:
         total = names[own.name]
         if not stage.in_order:
@@ -379,21 +375,57 @@ def _looped(e: Emitter, stage: Stage, block: int) -> None:
         e.accumulated(own.name, _narrowed(e, own, total))
 
 
+def _looped_body(e: Emitter, stage: Stage, names: Mapping[str, str]) -> None:
+    """One block of the row; `names` are those of the totals."""
+    _read_ahead(e, stage.body)
+    for s in stage.body:
+        value = e.value(s.value)
+        if isinstance(s, Store):
+            e.store(s, value)
+            continue
+        taken, total, name = _filled(e, s, value), names[s.name], combiner(s)
+        if stage.in_order:
+            running = e.let(f"scanned({taken}, 1, {name})")
+            e.accumulated(s.name, _narrowed(e, s, e.let(f"{name}({total}, {running})")))
+            e.line(f"{total} = {name}({total}, reduced({taken}, 1, {name}, keep_dims=True))")
+        else:
+            e.line(f"{total} = {name}({total}, {taken})")
+
+
+def _at_once(stage: Stage) -> int:
+    """Blocks that a turn takes: several where it only moves, and holds little."""
+    moving = [load for load in _met(stage) if load.index.axes & set(stage.inner)]
+    is_move = all(isinstance(s, Store) for s in stage.body)
+    return AT_ONCE if is_move and len(moving) <= 1 else 1
+
+
 def _read_outside(e: Emitter, stage: Stage) -> None:
-    """Read what stays the same along the inner axes, once; what is chosen stays where it is."""
+    """Read what stays the same along the inner axes, once."""
     stored = {s.buffer for s in stage.body if isinstance(s, Store)}
     stored |= {read for written, read in e.kernel.shares if written in stored}
+    for load in _met(stage):
+        if not load.index.axes & set(stage.inner) and load.buffer not in stored:
+            e.value(load)
+
+
+def _read_early(e: Emitter, stage: Stage) -> None:
+    """Read what the stage does not make itself; what it stores over, it stores later."""
+    made = {s.buffer for s in stage.body if isinstance(s, Store)}
+    for load in _met(stage):
+        if load.buffer not in made:
+            e.value(load)
+
+
+def _met(stage: Stage) -> list[Load]:
+    """Loads of a stage that come to pass at every point: not those behind a choice."""
+    found: dict[Expr, None] = {}
     stack = [s.value for s in stage.body]
-    seen: set[Expr] = set()
     while stack:
         part = stack.pop()
-        if part in seen or isinstance(part, Within):
-            continue
-        seen.add(part)
-        is_steady = isinstance(part, Load) and not part.index.axes & set(stage.inner)
-        if isinstance(part, Load) and is_steady and part.buffer not in stored:
-            e.value(part)
-        stack += part.operands
+        if part not in found and not isinstance(part, Within):
+            found[part] = None
+            stack += part.operands
+    return [part for part in found if isinstance(part, Load)]
 
 
 def _full(shape: str, statement: Accumulate) -> str:
