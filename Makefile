@@ -71,7 +71,7 @@ faults: $(STAMP)
 	$(BIN)/python -m benchmarks.faults
 
 gpu-test:
-	PYTHONDONTWRITEBYTECODE=1 $(ON_GPU) -m pytest -q -p no:cacheprovider tests/gpu \
+	PYTHONDONTWRITEBYTECODE=1 $(ON_GPU) -m pytest -q -p no:cacheprovider -p no:benchmark tests/gpu \
 	  $(if $(GPU_WORKERS),,-n 4 --dist worksteal)
 
 gpu-sweep:

@@ -297,9 +297,11 @@ def test_random_numbers_follow_the_seed(tmp_path: Path) -> None:
 
 def test_memory_is_given_back(built: Callable[..., Path]) -> None:
     (x,) = made("half")[1]
+    path = built("half")
+    gc.collect()  # of what tests before this one left
     wait()
     before = torch.cuda.memory_allocated()
-    loaded = stator.load(built("half"))
+    loaded = stator.load(path)
     held = torch.cuda.memory_allocated()
     for _ in range(3):
         loaded(x)

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from stator.core.events import Compilation, Details, NodeText, PassNote
 from stator.debug.report_kernels import half_report
+from stator.package.archive import own_version
 
 Data = dict[str, Any]
 
@@ -29,7 +30,7 @@ def report(
 ) -> Data:
     """All that is known of some compilations, and of functions that Dynamo left to eager."""
     graphs = [graph_report(record) for record in records]
-    told = {"stator": version("stator"), "torch": version("torch")}
+    told = {"stator": own_version(), "torch": version("torch")}
     data: Data = {**told, "recompilations": list(recompilations), "graphs": graphs}
     data["uncaptured"] = list(uncaptured)
     data["sources"] = _sources(data)
