@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 from collections.abc import Iterator
 
@@ -10,6 +11,9 @@ import pytest
 import torch
 
 from tests import parity
+
+TESTS_BETWEEN_COLLECTIONS = 50
+_ended = itertools.count(1)
 
 TORCH_WARNS = (
     "The .grad attribute of a Tensor that is not a leaf",  # Dynamo looks at every input
@@ -35,9 +39,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Take torch and thousands of tests, which stay to the end, from what is searched for waste."""
+    """Take torch and thousands of tests, which stay to the end, from what is searched for waste.
+
+    And search seldom: Dynamo makes hundreds of thousands of objects for one compilation, nearly all
+    of which go without a search; at Python's own thresholds the searches were a tenth of a run.
+    """
+    import torch._dynamo.guards  # noqa: F401  # the first test would; it stays to the end too
+
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 20, 1_000)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -57,6 +68,8 @@ def _same_start() -> Iterator[None]:
     torch.manual_seed(0)
     yield
     torch._dynamo.reset()
+    if next(_ended) % TESTS_BETWEEN_COLLECTIONS == 0:
+        gc.collect()
 
 
 @pytest.fixture
