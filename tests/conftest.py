@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import os
 from collections.abc import Iterator
 
@@ -11,9 +10,6 @@ import pytest
 import torch
 
 from tests import parity
-
-TESTS_BETWEEN_COLLECTIONS = 50
-_ended = itertools.count(1)
 
 TORCH_WARNS = (
     "The .grad attribute of a Tensor that is not a leaf",  # Dynamo looks at every input
@@ -42,13 +38,13 @@ def pytest_collection_finish() -> None:
     """Take torch and thousands of tests, which stay to the end, from what is searched for waste.
 
     And search seldom: Dynamo makes hundreds of thousands of objects for one compilation, nearly all
-    of which go without a search; at Python's own thresholds the searches were a tenth of a run.
+    of which go without a search.
     """
     import torch._dynamo.guards  # noqa: F401  # the first test would; it stays to the end too
 
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 1_000)
+    gc.set_threshold(20_000, 10, 10)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -72,8 +68,6 @@ def _same_start() -> Iterator[None]:
         torch.cuda.manual_seed_all(0)
     yield
     torch._dynamo.reset()
-    if next(_ended) % TESTS_BETWEEN_COLLECTIONS == 0:
-        gc.collect()
 
 
 @pytest.fixture
