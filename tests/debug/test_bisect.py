@@ -85,10 +85,12 @@ class Pretended:
         self.guilty = guilty
         self.eager = eager
         self.runs = 0
+        self.seen: list[Mapping[str, Any]] = []
 
     def passes(self, limits: Mapping[str, Any]) -> tuple[bool, list[list[str]]]:
         """Whether none of the guilty steps is taken, and the log."""
         self.runs += 1
+        self.seen.append(dict(limits))
         log, taken = [], [] if "executor" in limits else ["executor"]
         for what, label, fuel in (
             ("pass", "compilation 1, passes", limits.get("pass_fuel")),
@@ -120,6 +122,15 @@ def test_the_guilty_step_is_named_whatever_it_is(guilty: str, stage: str, words:
 
     assert found.stage == stage
     assert words in str(found)
+
+
+@pytest.mark.parametrize("guilty", ["rewrite_2", "pass_3", "node_2"])
+def test_nothing_is_run_twice(guilty: str) -> None:
+    trial = Pretended(guilty)
+
+    find_guilty(trial)
+
+    assert all(limits not in trial.seen[:n] for n, limits in enumerate(trial.seen))
 
 
 def test_of_two_guilty_steps_one_is_named() -> None:

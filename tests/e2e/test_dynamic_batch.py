@@ -76,7 +76,7 @@ def follow(name: str, sizes: tuple[tuple[int, int], ...], dynamic: bool | None) 
     return graphs
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ["block", "resnet", "gnn_index_add"])
 def test_new_batch_sizes_compile_once_more_and_never_again(name: str) -> None:
     assert follow(name, BATCHES, dynamic=None) == 2
 

@@ -121,7 +121,7 @@ def turned(name: str) -> int:
 
 
 @pytest.mark.parametrize("train", [False, True], ids=["infer", "train"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [name for name in CASES if name != "gpt2_sdpa"])  # below
 def test_peak_is_no_higher_than_eagers(name: str, train: bool) -> None:
     eager, eager_left = eager_bytes(name, train)
     ours, left = live_bytes(warmed_up(name, train, PYTHON))

@@ -8,7 +8,7 @@ import pytest
 
 from tests.fuzz.cases import case_of, decisions_of, explained, failure
 
-KERNELS: Final = 1000
+KERNELS: Final = 600
 SHARDS: Final = 8  # so that several workers share them
 
 

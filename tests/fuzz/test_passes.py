@@ -20,7 +20,7 @@ from stator.patterns import fwd_only, joint_fwd_bwd
 from stator.pipeline import JOINT, POST_GRAD
 from tests.fuzz.programs import inputs_of, program
 
-GRAPHS: Final = 500
+GRAPHS: Final = 320
 SHARDS: Final = 8  # so that several workers share them
 ONCE_WRONG: Final = (3462,)  # a view of what a cat was put together from, in other strides
 

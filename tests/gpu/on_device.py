@@ -27,6 +27,11 @@ FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16)
 needs_card = pytest.mark.skipif(DEVICE.type != "cuda", reason="a CPU has no such thing")
 
 
+def several(count: int, fewer: int) -> int:
+    """So many on the card, fewer in the interpreter, which runs one program after another."""
+    return fewer if WHERE == "interpreter" else count
+
+
 def randn(*size: int, dtype: torch.dtype = torch.float32, grad: bool = False) -> Tensor:
     """Normal numbers."""
     return torch.randn(size, device=DEVICE).to(dtype).requires_grad_(grad)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.gpu.on_device import DEVICE, FLOATS, check, integers, randn
+from tests.gpu.on_device import DEVICE, FLOATS, check, integers, randn, several
 
 each_float = pytest.mark.parametrize("dtype", FLOATS, ids=str)
 # A block holds the row, or several do; each dtype once.
@@ -25,7 +25,7 @@ def test_layer_norm(width: int, dtype: torch.dtype) -> None:
     def normed(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return F.layer_norm(x, (width,), weight, bias)
 
-    check(normed, randn(19, width, dtype=dtype, grad=True), weight, bias)
+    check(normed, randn(several(19, 5), width, dtype=dtype, grad=True), weight, bias)
 
 
 @each_width
@@ -36,7 +36,8 @@ def test_rms_norm_of_a_sum(width: int, dtype: torch.dtype) -> None:
         scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
         return weight * scaled.to(x.dtype), total
 
-    x, residual = (randn(19, width, dtype=dtype, grad=True) for _ in range(2))
+    rows = several(19, 5)
+    x, residual = (randn(rows, width, dtype=dtype, grad=True) for _ in range(2))
     check(normed, x, residual, randn(width, dtype=dtype, grad=True))
 
 
@@ -51,13 +52,13 @@ def test_group_and_instance_norm(dtype: torch.dtype) -> None:
 def test_batch_norm_and_its_statistics(train: bool) -> None:
     module = nn.Sequential(nn.BatchNorm2d(24), nn.ReLU()).to(DEVICE).train(train)
 
-    check(module, randn(8, 24, 13, 15, grad=True), calls=2)
+    check(module, randn(several(8, 2), 24, 13, 15, grad=True), calls=2)
 
 
 @each_float
 @pytest.mark.parametrize("dim", [-1, 0, 1])
 def test_softmax(dim: int, dtype: torch.dtype) -> None:
-    x = randn(17, 50, 129, dtype=dtype, grad=True)
+    x = randn(several(17, 5), several(50, 12), 129, dtype=dtype, grad=True)
 
     check(lambda x: (torch.softmax(x, dim), torch.log_softmax(x, dim)), x)
 

@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tests.gpu.on_device import DEVICE, check, compiled, randn
+from tests.gpu.on_device import DEVICE, check, compiled, randn, several
+
+LONG = (several(3, 1), 20000)  # rows of several blocks
 
 
 def dropped(x: Tensor) -> Tensor:
@@ -114,7 +116,7 @@ def test_eagers_own_numbers_on_request() -> None:
     check(lambda x: torch.rand_like(x) + torch.randn_like(x), randn(50), seed=11)
 
 
-@pytest.mark.parametrize("size", [(4096,), (64, 130), (33, 77), (5, 6, 8), (3, 20000)], ids=str)
+@pytest.mark.parametrize("size", [(4096,), (64, 130), (33, 77), (5, 6, 8), LONG], ids=str)
 def test_a_mask_is_the_same_in_every_shape_of_kernel(size: tuple[int, ...]) -> None:
     """Element by element two words come from the same rounds, along rows too; numbers stay."""
 

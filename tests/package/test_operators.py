@@ -121,9 +121,9 @@ def test_writers_at_the_same_time(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     running = [
         subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], env=environment)
-        for _ in range(3)
+        for _ in range(2)
     ]
-    assert [one.wait() for one in running] == [0, 0, 0]
+    assert [one.wait() for one in running] == [0, 0]
     assert len(entries(tmp_path)) == 4
 
 
@@ -181,12 +181,12 @@ def test_gradients_flow_as_before(enabled: Path) -> None:
 
 
 def test_many_kinds_of_arguments(enabled: Path) -> None:
-    for size in range(1, 60):
+    for size in range(1, 35):
         x = torch.randn(size)
         for _ in range(2):
             assert torch.equal(x + x, 2 * x)
     one, _ = eager_ops._enabled["aten::add.Tensor"]
-    assert len(one.operator.entries) == 59
+    assert len(one.operator.entries) == 34
     assert one.operator.table.count == 128
 
 

@@ -13,7 +13,7 @@ from tests.sweep.exceptions import reason_for
 from tests.sweep.judge import EXCEPTION, Judge
 from tests.sweep.observe import EAGER_BITS, Case
 
-_ONE_IN: Final = 8  # of the operators that are not risky
+_ONE_IN: Final = 16  # of the operators that are not risky
 _FIRST: Final = "float32"  # it stands for float64, too
 
 # Views and aliases, mutation, random numbers, ties, indices, several outputs, complex numbers:

@@ -119,7 +119,8 @@ def bisect(command: Sequence[str], tell: Tell | None = None, *, timeout: float =
 
 def find_guilty(trial: Trial, tell: Tell | None = None) -> Guilty:
     """Find the step of the compiler with which a program fails."""
-    if trial.passes({})[0]:
+    well, log = trial.passes({})
+    if well:
         raise StatorError(
             "the script does not fail", hint="have it exit with an error if a result is wrong"
         )
@@ -129,13 +130,13 @@ def find_guilty(trial: Trial, tell: Tell | None = None) -> Guilty:
         ("kernel_fuel", OPERATORS, _operator),
     ):
         if trial.passes({name: 0})[0]:
-            return found(trial, *_least(trial, name, kind, {}, tell))
+            return found(trial, *_least(trial, (name, kind), {}, log, tell))
     if trial.passes({"executor": "python"})[0]:
         return Guilty("executor", runs=trial.runs)
-    return _among_several(trial, tell)
+    return _among_several(trial, log, tell)
 
 
-def _among_several(trial: Trial, tell: Tell | None) -> Guilty:
+def _among_several(trial: Trial, whole: list[list[str]], tell: Tell | None) -> Guilty:
     """The guilty step of a program that no part alone makes right: one by one they join in."""
     if not trial.passes(OFF)[0]:
         if not trial.works_in_eager():
@@ -148,16 +149,17 @@ def _among_several(trial: Trial, tell: Tell | None) -> Guilty:
     if not trial.passes(limits)[0]:
         return Guilty("executor", runs=trial.runs)
     del limits["kernel_fuel"]
-    if not trial.passes(limits)[0]:
-        return _operator(trial, *_least(trial, "kernel_fuel", OPERATORS, limits, tell))
-    return _pass(trial, *_least(trial, "pass_fuel", PASSES, {}, tell))
+    well, log = trial.passes(limits)
+    if not well:
+        return _operator(trial, *_least(trial, ("kernel_fuel", OPERATORS), limits, log, tell))
+    return _pass(trial, *_least(trial, ("pass_fuel", PASSES), {}, whole, tell))
 
 
 def _least(
-    trial: Trial, name: str, kind: str, limits: Limits, tell: Tell | None
+    trial: Trial, what: tuple[str, str], limits: Limits, log: list[list[str]], tell: Tell | None
 ) -> tuple[int, list[list[str]]]:
-    """The least limit with which the program fails, and the log of that run."""
-    _, log = trial.passes(limits)
+    """The least limit with which the program fails, and the log of that run; `log`: of no limit."""
+    name, kind = what
     good, bad = 0, max((int(number) for _, number, _ in _of(log, kind)), default=0)
     while bad - good > 1:
         if tell is not None:

@@ -113,6 +113,7 @@ class _Machine:
         taken: dict[Accumulate, list[Scalar]] = {
             statement: [] for statement in stage.body if isinstance(statement, Accumulate)
         }
+        sums = {s: ExactSum() for s in taken if s.combine is Combine.SUM and s.value.dtype.is_float}
         for _ in self.points(stage.inner):
             for statement in stage.body:
                 # What was computed for one statement is not kept: a store may have changed it.
@@ -122,7 +123,11 @@ class _Machine:
                     self.put(statement, self.index(statement.index, known), value)
                     continue
                 taken[statement].append(value)
-                if stage.in_order:
+                if stage.in_order and statement in sums:  # each is the last one and a value more
+                    sums[statement].add(value)
+                    total = sums[statement].rounded(NUMPY[statement.value.dtype])
+                    self.accumulated[statement.name] = total
+                elif stage.in_order:
                     self.accumulate(statement, taken[statement])
         for statement, values in taken.items():
             self.accumulate(statement, values)
@@ -278,12 +283,29 @@ def _prod(values: list[Scalar]) -> int:
     return math.prod(int(value) for value in values)
 
 
+@dataclass
+class ExactSum:
+    """A sum of floats that grows, and is rounded where it is read."""
+
+    finite: Fraction = Fraction()
+    special: float = 0.0  # infinite or NaN, if a value was
+
+    def add(self, value: Scalar) -> None:
+        if math.isfinite(value):
+            self.finite += Fraction(float(value))
+        else:
+            self.special += float(value)
+
+    def rounded(self, kind: Any) -> Scalar:
+        return kind(self.special) if self.special != 0 else _rounded_to(self.finite, kind)
+
+
 def exact_sum(values: list[Scalar], kind: Any) -> Scalar:
     """The sum of floats, rounded once."""
-    special = sum(float(value) for value in values if not math.isfinite(value))
-    if special != 0:  # infinite, or NaN
-        return kind(special)
-    return _rounded_to(sum((Fraction(float(value)) for value in values), Fraction()), kind)
+    total = ExactSum()
+    for value in values:
+        total.add(value)
+    return total.rounded(kind)
 
 
 def exact_product(values: list[Scalar], kind: Any) -> Scalar:

@@ -12,7 +12,7 @@ from tests.fuzz.cases import case_of, decisions_of
 
 pytest.importorskip("triton")
 
-NUMBERS: Final = 800  # of which about half are kernels as they are built for a GPU
+NUMBERS: Final = 400  # of which about half are kernels as they are built for a GPU
 SHARDS: Final = 4  # so that several workers share them
 
 
