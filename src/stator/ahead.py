@@ -28,6 +28,7 @@ from stator.package.library import Library, Targets, write_library
 from stator.package.link import LINKERS, find_linker
 from stator.package.planned import Planned
 from stator.package.program import Exported, library_graph
+from stator.package.spell import spell_factors
 from stator.package.tables import LEVELS
 from stator.pipeline import make_tools, plan_library, prepare
 from stator.runtime.fused import begin_workers
@@ -140,6 +141,7 @@ def aot_compile_joint(
     run = prepare(program.graph_module, [], tools)
 
     def plan(module: fx.GraphModule, name: str) -> Planned:
+        spell_factors(module.graph)
         return plan_library(module, tools.ctx, name)
 
     def write(part: Path) -> None:
@@ -166,6 +168,7 @@ def compile_library(
     with torch.no_grad():  # attention goes to the kernel that eager takes without gradients
         run = prepare(program.graph_module, [], tools)
     graph = library_graph(exported, run, tools)
+    spell_factors(graph.module.graph)
     return write_library(exported, graph, plan_library(graph.module, tools.ctx), blob, targets)
 
 
