@@ -111,12 +111,13 @@ def aot_compile_joint(
     args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
+    dynamic_shapes: Any = None,
     options: Mapping[str, Any] | None = None,
 ) -> str:
     """Compile a training step ahead of time: forward and backward in one package, its path.
 
     `stator.load` makes a torch.nn.Module of it, with the model's parameters, whose outputs have
-    the compiled backward behind them.  Options are those of `aot_compile`; sizes are fixed.
+    the compiled backward behind them.  Options and `dynamic_shapes` are those of `aot_compile`.
     """
     given = dict(options or {})
     path, levels, linker = _own_options(given)
@@ -125,7 +126,7 @@ def aot_compile_joint(
             f"output_path cannot be {str(path)!r}", hint="a package for training ends in .pt2"
         )
     chosen = _settled(read_options(None, {k: v for k, v in given.items() if k not in _OURS}))
-    program = export(model, args, dict(kwargs or {}))
+    program = export(model, args, dict(kwargs or {}), dynamic_shapes=dynamic_shapes)
     exported = Exported.of(program)
     if card_of(exported.fakes) is not None:
         raise Unsupported(
