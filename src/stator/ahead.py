@@ -28,6 +28,7 @@ from stator.package.library import Library, Targets, write_library
 from stator.package.link import LINKERS, find_linker
 from stator.package.planned import Planned
 from stator.package.program import Exported, library_graph
+from stator.package.spell import spell_factors
 from stator.package.tables import LEVELS
 from stator.pipeline import make_tools, plan_library, prepare
 from stator.runtime.fused import begin_workers
@@ -110,12 +111,13 @@ def aot_compile_joint(
     args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
+    dynamic_shapes: Any = None,
     options: Mapping[str, Any] | None = None,
 ) -> str:
     """Compile a training step ahead of time: forward and backward in one package, its path.
 
     `stator.load` makes a torch.nn.Module of it, with the model's parameters, whose outputs have
-    the compiled backward behind them.  Options are those of `aot_compile`; sizes are fixed.
+    the compiled backward behind them.  Options and `dynamic_shapes` are those of `aot_compile`.
     """
     given = dict(options or {})
     path, levels, linker = _own_options(given)
@@ -124,7 +126,7 @@ def aot_compile_joint(
             f"output_path cannot be {str(path)!r}", hint="a package for training ends in .pt2"
         )
     chosen = _settled(read_options(None, {k: v for k, v in given.items() if k not in _OURS}))
-    program = export(model, args, dict(kwargs or {}))
+    program = export(model, args, dict(kwargs or {}), dynamic_shapes=dynamic_shapes)
     exported = Exported.of(program)
     if card_of(exported.fakes) is not None:
         raise Unsupported(
@@ -140,6 +142,7 @@ def aot_compile_joint(
     run = prepare(program.graph_module, [], tools)
 
     def plan(module: fx.GraphModule, name: str) -> Planned:
+        spell_factors(module.graph)
         return plan_library(module, tools.ctx, name)
 
     def write(part: Path) -> None:
@@ -166,6 +169,7 @@ def compile_library(
     with torch.no_grad():  # attention goes to the kernel that eager takes without gradients
         run = prepare(program.graph_module, [], tools)
     graph = library_graph(exported, run, tools)
+    spell_factors(graph.module.graph)
     return write_library(exported, graph, plan_library(graph.module, tools.ctx), blob, targets)
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,12 +31,14 @@ from stator.torch_api import (
     is_mutable_op,
     is_random_op,
     operator_named,
+    pytree,
     returns_alias,
     unregister,
 )
 
 _LEVELS: Final = {"AVX512": 4, "AVX2": 3}
 _NUMBER: Final = (bool, int, float, complex)
+_KINDS: Final = (torch.dtype, torch.device, torch.layout)  # no arguments of an exported program
 MOST_KERNELS: Final = 1024  # of an operator: whoever has more kinds of arguments gains nothing
 
 
@@ -76,7 +79,9 @@ def aoti_compile_with_persistent_cache(
             found = cache.folder / "lib" / f"{cache.key(meta, wishes)}.pt2"
             levels = (_LEVELS.get(torch.backends.cpu.get_cpu_capability(), 1),)
             chosen = {"levels": levels, **wishes, "output_path": found}
-            aot_compile(_Called(f), tuple(args), dict(kwargs), options=chosen)
+            fixed = {name: value for name, value in kwargs.items() if isinstance(value, _KINDS)}
+            asked = {name: value for name, value in kwargs.items() if name not in fixed}
+            aot_compile(_Called(partial(f, **fixed)), tuple(args), asked, options=chosen)
             cache.add(meta, wishes, found)
         return str(found)
 
@@ -116,8 +121,8 @@ class _Enabled:
     def miss(self, keys: Any, *args: Any, **kwargs: Any) -> Any:
         """Arguments that the table does not have: find or compile their kernel, and run it."""
         given = self._with_tensors(args)
-        if given is args and not kwargs and not _busy.now:
-            self._find(args)
+        if given is args and not _busy.now:
+            self._find(args, kwargs)
         return self.original.call_boxed(keys, *given, **kwargs)
 
     def _with_tensors(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -138,11 +143,11 @@ class _Enabled:
             for arg, is_number in zip(args, numbers, strict=True)
         )
 
-    def _find(self, args: tuple[Any, ...]) -> None:
-        if len(self.operator.entries) < MOST_KERNELS:
-            container = self._container(args, {})
+    def _find(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        if len(self.operator.entries) < MOST_KERNELS and not _has_tensors(kwargs.values()):
+            container = self._container(args, kwargs)
             if container is not None:
-                self.operator.add(args, container)
+                self.operator.add(args, kwargs, container)
 
     def _container(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Container | None:
         try:
@@ -172,6 +177,11 @@ class _Enabled:
         if count != len(package.manifest["outputs"]):
             return None
         return Container(package.files, LIBRARY, (package.path, package.start), count)
+
+
+def _has_tensors(values: Iterable[Any]) -> bool:
+    """Whether a tensor is among named arguments: the table has those of numbers."""
+    return any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(list(values)))
 
 
 class _Busy(threading.local):

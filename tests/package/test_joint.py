@@ -90,6 +90,59 @@ def test_in_a_process_without_a_compiler(tmp_path: Path) -> None:
     assert done.stdout.strip() == "trained", done.stderr
 
 
+BATCH = torch.export.Dim("batch", min=2, max=15)
+LENGTH = torch.export.Dim("length", min=2, max=32)
+VARYING: dict[str, dict[int, Any]] = {
+    "perceptron": {0: BATCH},
+    "images": {0: BATCH},
+    "tied": {0: BATCH, 1: LENGTH},
+    "encoder": {0: BATCH, 1: LENGTH},
+}
+
+
+def batches(name: str) -> list[torch.Tensor]:
+    """Inputs of several sizes, the smallest and the largest among them."""
+    (x,) = made(name)[1]
+    first = torch.cat([x] * 16)
+    whole = torch.cat([first] * 8, 1) if 1 in VARYING[name] else first
+    longest = 32 if 1 in VARYING[name] else whole.size(1)
+    lengths = (2, 9, longest) if 1 in VARYING[name] else (longest,) * 3
+    return [whole[:rows, :length] for rows, length in zip((2, 5, 15), lengths, strict=True)]
+
+
+@pytest.mark.parametrize("name", sorted(VARYING))
+def test_sizes_that_vary(name: str, tmp_path: Path) -> None:
+    model, args = made(name)
+    wishes = {"output_path": tmp_path / "model.pt2", "levels": (1,)}
+    shapes = (VARYING[name],)
+    path = stator.aot_compile_joint(model, args, dynamic_shapes=shapes, options=wishes)
+    loaded = stator.load(path)
+    for x in batches(name):
+        outputs = [one(x) for one in (loaded, model)]
+        for output, one in zip(outputs, (loaded, model), strict=True):
+            one.zero_grad()
+            (output[0] if isinstance(output, tuple) else output).square().mean().backward()
+        torch.testing.assert_close(*outputs, rtol=1e-4, atol=1e-5)
+        for key, value in model.named_parameters():
+            found = loaded.get_parameter(key).grad
+            torch.testing.assert_close(found, value.grad, rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match=r"size 16 in dimension 0, and it was built for 2 to 15"):
+        loaded(torch.cat([x, x[:1]]))
+
+
+def test_a_size_that_must_be_another_is_refused(tmp_path: Path) -> None:
+    class Square(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            """Of as many rows as columns."""
+            return super().forward(x) + x.t()
+
+    wishes = {"output_path": tmp_path / "model.pt2"}
+    with pytest.raises(Exception, match="batch"):
+        stator.aot_compile_joint(
+            Square(4, 4), (torch.randn(4, 4),), dynamic_shapes=({0: BATCH},), options=wishes
+        )
+
+
 def test_gradients_of_inputs(tmp_path: Path) -> None:
     model, (x,) = made("perceptron")
     x.requires_grad_()

@@ -96,16 +96,41 @@ def test_what_was_made_when_it_was_built_may_be_written_to(tmp_path: Path) -> No
     torch.testing.assert_close(loaded(X), ones_and_more(X))
 
 
-@pytest.mark.parametrize(
-    ("name", "function"),
-    [
-        ("aten.addmv.default", lambda x: torch.addmv(WHOLE[0], WHOLE, WHOLE[1], alpha=3) + x),
-        ("aten.add.Tensor", lambda x: torch.add(WAVES, WAVES * x, alpha=2j)),
-    ],
-    ids=["a factor of integers", "a complex factor"],
-)
-def test_what_no_c_function_takes_is_refused_by_name(
-    name: str, function: Callable[[torch.Tensor], torch.Tensor], tmp_path: Path
-) -> None:
-    with pytest.raises(Unsupported, match=f"{name}.*type number cannot be passed"):
-        built(function, tmp_path)
+FACTORS: Final[dict[str, Callable[[torch.Tensor], Any]]] = {
+    "addr": lambda x: torch.addr(x, x[0], x[1], beta=0.5, alpha=2),
+    "addr, nothing of the first": lambda x: torch.addr(x * torch.nan, x[0], x[1], beta=0),
+    "addr of integers": lambda x: torch.addr(WHOLE, WHOLE[0], x[1].int(), beta=2, alpha=3),
+    "addr of truths": lambda x: (
+        torch.addr(x > 1, x[0] > 0, x[1] > 0),
+        torch.addr(x > 1, x[0] > 0, x[1] > 0, beta=False, alpha=True),
+        torch.addr(x > 1, x[0] > 0, x[1] > 0, alpha=False),
+    ),
+    "addr of two types": lambda x: torch.addr(x.double(), x[0], WHOLE[1], beta=2, alpha=0.5),
+    "addr of complex numbers": lambda x: torch.addr(WAVES, WAVES[0], x[1], beta=2j, alpha=0.5),
+    "addmv of integers": lambda x: torch.addmv(WHOLE[0], WHOLE, x[1].long(), beta=2, alpha=3),
+    "addmm of integers": lambda x: torch.addmm(WHOLE, WHOLE, x.long(), beta=2, alpha=3),
+    "baddbmm of integers": lambda x: torch.baddbmm(
+        WHOLE[None], WHOLE[None], x.long()[None], beta=0, alpha=3
+    ),
+    "addbmm of integers": lambda x: torch.addbmm(
+        WHOLE, torch.stack([WHOLE] * 2), torch.stack([x.long()] * 2), beta=2, alpha=3
+    ),
+    "addmm, a complex factor": lambda x: torch.addmm(WAVES, WAVES, WAVES * x, alpha=2 + 1j),
+    "addmv, a complex factor": lambda x: torch.addmv(WAVES[0], WAVES, WAVES[1] * x[0], beta=1j),
+    "addcmul of complex numbers": lambda x: torch.addcmul(WAVES, WAVES, WAVES * x, value=0.3),
+    "addcdiv of complex numbers": lambda x: torch.addcdiv(WAVES, WAVES * x, WAVES, value=2j),
+    "add, a complex factor": lambda x: torch.add(WAVES, WAVES * x, alpha=2j),
+    "sub, a complex factor": lambda x: torch.sub(WAVES, WAVES * x, alpha=2j),
+}
+
+
+@pytest.mark.parametrize("name", FACTORS)
+def test_factors_that_no_c_function_takes(name: str, tmp_path: Path) -> None:
+    loaded = stator.load(built(FACTORS[name], tmp_path, linker=False))
+    for x in (X, X + 2):
+        torch.testing.assert_close(loaded(x), FACTORS[name](x))
+
+
+def test_what_no_c_function_takes_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(Unsupported, match=r"aten.var.correction.*type .* cannot be passed"):
+        built(lambda x: torch.var(WAVES * x, correction=2), tmp_path)

@@ -168,6 +168,60 @@ def test_eager_mode_takes_the_kernels(enabled: Path) -> None:
     torch.testing.assert_close(x.t() + x.t(), 2 * x.t())
 
 
+def kernels_of(name: str) -> int:
+    """How many kernels an operator has found."""
+    one, _ = eager_ops._enabled[f"aten::{name}"]
+    return len(one.operator.entries)
+
+
+def calls_of(operators: dict[str, Any]) -> dict[str, Any]:
+    """What operators give, by torch's own kernels and by compiled ones, twice."""
+    return {name: [call() for _ in range(2)] for name, call in operators.items()}
+
+
+def test_lists_and_texts_among_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, functional, aten = torch.randn(4, 6), torch.nn.functional, torch.ops.aten
+    operators = {
+        "native_layer_norm": lambda: functional.layer_norm(x, (6,)),
+        "native_layer_norm, longer": lambda: functional.layer_norm(x, (4, 6)),
+        "gelu": lambda: functional.gelu(x),
+        "gelu, tanh": lambda: functional.gelu(x, approximate="tanh"),
+        "add.Tensor": lambda: torch.add(x, x, alpha=2),
+        "sum.dim_IntList, of doubles": lambda: x.sum((1,), dtype=torch.float64),
+        "sum.dim_IntList, kept": lambda: x.sum((1,), keepdim=True, dtype=torch.float64),
+        "sum.dim_IntList": lambda: x.sum((0, 1)),
+        "sum.dim_IntList, of one": lambda: x.sum((1,)),
+        "cat": lambda: torch.cat((x, x)),
+        "cat, of three": lambda: torch.cat((x, x, x), 1),
+        "constant_pad_nd": lambda: aten.constant_pad_nd(x, [1, 2], 0.5),
+    }
+    names = {name.partition(",")[0] for name in operators}
+    expected = calls_of(operators)
+    eager_ops.enable("aten", sorted(names), options={"cache_dir": tmp_path})
+    try:
+        torch.testing.assert_close(calls_of(operators), expected)
+        for name in names:
+            assert kernels_of(name) == sum(one.startswith(name) for one in operators), name
+        # What is known is found: nothing comes to Python any more.
+        monkeypatch.setattr(eager_ops._Enabled, "_find", None)
+        torch.testing.assert_close(calls_of(operators), expected)
+    finally:
+        eager_ops.disable()
+
+
+def test_longer_arguments_than_a_key_holds(tmp_path: Path) -> None:
+    x = torch.randn(3)
+    eager_ops.enable("aten", ["cat"], options={"cache_dir": tmp_path})
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", StatorWarning)
+            for count in (31, 32, 33, 200):
+                for _ in range(2):
+                    assert torch.equal(torch.cat([x] * count), x.repeat(count))
+    finally:
+        eager_ops.disable()
+
+
 def test_gradients_flow_as_before(enabled: Path) -> None:
     x = torch.randn(4, 4, requires_grad=True)
     for _ in range(3):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -16,7 +16,8 @@ from stator.aot.metadata import Facts
 from stator.cache.codec import to_bytes
 from stator.core.torch_types import Flat
 from stator.errors import Unsupported
-from stator.loops.index import Index
+from stator.graph.edit import EXTRAS
+from stator.lower.sizes import Sizes
 from stator.package.archive import PAGE, PackageWriter
 from stator.package.blob import Blob
 from stator.package.build import (
@@ -26,12 +27,11 @@ from stator.package.build import (
     library_files,
     manifest_of,
 )
-from stator.package.host import Input
-from stator.package.library import Code, Targets, write_code
+from stator.package.library import Code, Targets, input_of, sizes_of, write_code
 from stator.package.planned import Planned
-from stator.package.program import Exported
+from stator.package.program import Exported, refuse_conditions
 from stator.package.tables import Names
-from stator.torch_api import pytree
+from stator.torch_api import guard_count, pytree, size_expression
 
 FACTS: Final = "extra/facts"
 STEMS: Final = {"forward": "data/stator/forward", "backward": "data/stator/backward"}
@@ -43,7 +43,7 @@ class Part:
     """One of the two libraries."""
 
     code: Code
-    outputs: tuple[Any, ...]  # of the graph: places among the library's, or constants
+    outputs: tuple[Any, ...]  # of the graph: places among the library's, constants, or sizes
 
 
 @dataclass(slots=True)
@@ -54,6 +54,7 @@ class JointProgram:
     facts: Facts
     backward: StoredBackward  # without code: which tangents it takes
     state: Blob
+    sizes: Sizes  # that vary
     parts: dict[str, Part] = field(default_factory=dict)
     starts: dict[str, int] = field(default_factory=dict)  # of all blobs, one behind the other
 
@@ -69,6 +70,7 @@ def compile_joint(
     """Both libraries; `run` runs the exported graph, `plan` plans a half, `put` takes weights."""
     state = Blob(put)
     state.add(list(exported.constants.values()))
+    guards = guard_count(exported.mode)
     with torch.enable_grad():
         fakes = exported.leaves()
         traced, halves = trace_and_cut(exported.flat(run), fakes, exported.mode, tools)
@@ -81,8 +83,10 @@ def compile_joint(
     caught = _Caught()
     missing = (False,) * len(traced.program.tangents)
     found = FreshBackward(traced, halves, caught).backward(missing)
+    refuse_conditions(exported.mode, guards)
     stored = StoredBackward(None, found.tangents, found.like)
-    joint = JointProgram(exported, facts_of(traced, halves), stored, state)
+    sizes = sizes_of(halves.forward)
+    joint = JointProgram(exported, facts_of(traced, halves), stored, state, sizes)
     joint.starts["state"], end = 0, state.pad(PAGE)
     for name, module in (("forward", halves.forward), ("backward", caught.modules[0])):
         blob = Blob(put)
@@ -109,8 +113,10 @@ class _Caught:
 
 def _part(module: fx.GraphModule, name: str, plan: PlanGraph, blob: Blob, targets: Targets) -> Part:
     outputs = _only_tensors(module)
+    _read_numbers(module)
     nodes = module.graph.find_nodes(op="placeholder")
-    inputs = {node.name: _input(node.name, node.meta.get("val")) for node in nodes}
+    sizes = sizes_of(module)
+    inputs = {node.name: input_of(node.name, node.meta["val"], sizes) for node in nodes}
     planned = plan(module, name)
     count = sum(isinstance(place, int) for place in outputs)
     names = Names([*inputs], [f"output_{number}" for number in range(count)], "", "")
@@ -118,27 +124,64 @@ def _part(module: fx.GraphModule, name: str, plan: PlanGraph, blob: Blob, target
 
 
 def _only_tensors(module: fx.GraphModule) -> tuple[Any, ...]:
-    """Let a graph return its tensors alone; where each stands, and what else there was."""
+    """Let a graph return its tensors alone; where each stands, and what else there was.
+
+    A number that varies is kept for the backward: it is the size of some input.
+    """
     output = module.graph.output_node()
-    values = list(output.args[0])
-    tensors = [value for value in values if isinstance(value, fx.Node)]
-    for node in tensors:
-        if not isinstance(node.meta.get("val"), torch.Tensor):
-            raise Unsupported("package", f"{node.name}, which is kept or returned, is no tensor")
+    given = {node: number for number, node in enumerate(module.graph.find_nodes(op="placeholder"))}
+    tensors: list[fx.Node] = []
+    numbers: list[fx.Node] = []
+    places: list[Any] = []
+    for value in output.args[0]:
+        if not isinstance(value, fx.Node):
+            places.append(["constant", value])
+        elif isinstance(value.meta.get("val"), torch.Tensor):
+            places.append(len(tensors))
+            tensors.append(value)
+        else:
+            source, dim = _showing(value, given)
+            places.append(["size", given[source], dim])
+            numbers.append(value)
+    names = output.meta.get(EXTRAS, ())
+    last = zip(names, places[len(places) - len(names) :], strict=True)
+    output.meta[EXTRAS] = tuple(name for name, place in last if isinstance(place, int))
     output.args = (tuple(tensors),)
-    places = iter(range(len(tensors)))
-    return tuple(next(places) if isinstance(v, fx.Node) else ["constant", v] for v in values)
+    for number in numbers:
+        if not number.users and number not in given:
+            module.graph.erase_node(number)
+    return tuple(places)
 
 
-def _input(name: str, value: Any) -> Input:
-    if not isinstance(value, torch.Tensor) or any(not isinstance(n, int) for n in value.size()):
-        raise Unsupported(
-            "package",
-            f"{name} is a number, or of a size that varies",
-            hint="packages for training have fixed sizes",
-        )
-    sizes = tuple(Index.of(int(size)) for size in value.size())
-    return Input(name, value.dtype, sizes, tuple((int(n), int(n)) for n in value.size()))
+def _read_numbers(module: fx.GraphModule) -> None:
+    """Let a graph read the numbers that it is given from the sizes of its tensors."""
+    graph = module.graph
+    nodes = graph.find_nodes(op="placeholder")
+    for node in nodes:
+        if isinstance(node.meta.get("val"), torch.Tensor):
+            continue
+        source, dim = _showing(node, nodes)
+        with graph.inserting_after(nodes[-1]):
+            size = graph.call_function(torch.ops.aten.sym_size.int, (source, dim))
+        size.meta["val"] = node.meta["val"]
+        node.replace_all_uses_with(size)
+        graph.erase_node(node)
+
+
+def _showing(number: fx.Node, inputs: Iterable[fx.Node]) -> tuple[fx.Node, int]:
+    """An input, and which of its sizes a number is."""
+    value = number.meta.get("val")
+    wanted = size_expression(value) if isinstance(value, torch.SymInt) else None
+    for node in inputs:
+        tensor = node.meta.get("val")
+        for dim, size in enumerate(tensor.size() if isinstance(tensor, torch.Tensor) else ()):
+            if isinstance(size, torch.SymInt) and wanted == size_expression(size):
+                return node, dim
+    raise Unsupported(
+        "package",
+        f"{number.name}, which the backward takes, is a number and no size of a tensor",
+        hint="make the dimensions that it is computed of static",
+    )
 
 
 def finish_joint(
@@ -156,7 +199,7 @@ def finish_joint(
         "in_spec": pytree.treespec_dumps(spec.in_spec),
         "out_spec": pytree.treespec_dumps(spec.out_spec),
         "inputs": [
-            input_told(_input(name, exported.fakes[place]))
+            input_told(input_of(name, exported.fakes[place], joint.sizes))
             for place, name in exported.names.items()
         ],
         "arguments": arguments_told(exported.arguments),

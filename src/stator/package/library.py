@@ -184,20 +184,29 @@ def _packing(
 
 def _inputs(exported: Exported, graph: Graph) -> dict[str, Input]:
     """What the caller gives: every tensor, whether the program reads it or not."""
+    sizes = sizes_of(graph.module)
+    return {
+        graph.inputs[place]: input_of(name, exported.fakes[place], sizes)
+        for place, name in exported.names.items()
+    }
+
+
+def sizes_of(module: fx.GraphModule) -> Sizes:
+    """Sizes that vary, as the inputs of a graph show them."""
     sizes = Sizes()
-    for node in graph.module.graph.find_nodes(op="placeholder"):
+    for node in module.graph.find_nodes(op="placeholder"):
         sizes.learn(node)
-    found: dict[str, Input] = {}
-    for place, name in exported.names.items():
-        value = exported.fakes[place]
-        indices = [sizes.index(size) for size in value.size()]
-        known = tuple(index for index in indices if index is not None)
-        if len(known) < len(indices):
-            raise Unsupported("package", f"input {name} has a size that no rule describes")
-        bounds = tuple(size_bounds(size) for size in value.size())
-        kind = value.device.type
-        found[graph.inputs[place]] = Input(name, value.dtype, known, bounds, kind)
-    return found
+    return sizes
+
+
+def input_of(name: str, value: torch.Tensor, sizes: Sizes) -> Input:
+    """What a program is to be given: a tensor whose sizes may be symbols that are known."""
+    indices = [sizes.index(size) for size in value.size()]
+    known = tuple(index for index in indices if index is not None)
+    if len(known) < len(indices):
+        raise Unsupported("package", f"input {name} has a size that no rule describes")
+    bounds = tuple(size_bounds(size) for size in value.size())
+    return Input(name, value.dtype, known, bounds, value.device.type)
 
 
 def _names(exported: Exported, inputs: dict[str, Input], graph: Graph) -> Names:

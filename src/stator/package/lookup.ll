@@ -1,7 +1,8 @@
 ; An operator of eager mode that finds its compiled kernel by its arguments, as a builtin of Python.
 ;
 ; The arguments make a key, a row of words: a tensor gives its type, sizes and strides, a number
-; itself.  A table, which Python fills, has the kernels' keys; what is not in it goes to a function
+; itself, a text its bytes, a list its length and what its items give.  Names of keywords, and then
+; their values, stand behind the others.  A table, which Python fills, has the kernels' keys; what is not in it goes to a function
 ; of Python's.  `self` is a tuple whose first item, bytes, holds the addresses in %operator.
 
 %operator = type { ptr, ptr }  ; the table, and the function that is called where it has nothing
@@ -20,12 +21,17 @@ declare ptr @memcpy(ptr, ptr, i64) nonlazybind
 declare ptr @PyObject_Vectorcall(ptr, ptr, i64, ptr) nonlazybind
 declare i64 @PyLong_AsLongLongAndOverflow(ptr, ptr) nonlazybind
 declare double @PyFloat_AsDouble(ptr) nonlazybind
+declare ptr @PyUnicode_AsUTF8AndSize(ptr, ptr) nonlazybind
+declare void @PyErr_Clear() nonlazybind
 declare ptr @PyTuple_New(i64) nonlazybind
 declare i32 @PyTuple_SetItem(ptr, i64, ptr) nonlazybind
 declare ptr @{WRAP}(ptr) nonlazybind
 @PyLong_Type = external global i8
 @PyFloat_Type = external global i8
 @PyBool_Type = external global i8
+@PyUnicode_Type = external global i8
+@PyList_Type = external global i8
+@PyTuple_Type = external global i8
 @_Py_NoneStruct = external global i8
 
 ; Write a tensor's words; how many there are then, or -1 where the key is full or it is not plain.
@@ -74,7 +80,38 @@ bad:
   ret i64 -1
 }
 
-; Write a number's or None's two words; -1 where it is neither, or too large.
+; Write a text's words: its length, and its bytes; -1 where the key is full or it has none.
+define internal i64 @text_words(ptr %object, ptr %key, i64 %used) {
+  %size = alloca i64
+  %bytes = call ptr @PyUnicode_AsUTF8AndSize(ptr %object, ptr %size)
+  %there = icmp ne ptr %bytes, null
+  br i1 %there, label %measure, label %none
+measure:
+  %length = load i64, ptr %size
+  %more = add i64 %length, 23
+  %words = lshr i64 %more, 3
+  %after = add i64 %used, %words
+  %fits = icmp sle i64 %after, 240
+  br i1 %fits, label %write, label %bad
+write:
+  %last = sub i64 %after, 1
+  %last_at = getelementptr i64, ptr %key, i64 %last
+  store i64 0, ptr %last_at
+  %at = getelementptr i64, ptr %key, i64 %used
+  store i64 5, ptr %at
+  %length_at = getelementptr i64, ptr %at, i64 1
+  store i64 %length, ptr %length_at
+  %bytes_at = getelementptr i64, ptr %at, i64 2
+  call ptr @memcpy(ptr %bytes_at, ptr %bytes, i64 %length)
+  ret i64 %after
+none:
+  call void @PyErr_Clear()
+  br label %bad
+bad:
+  ret i64 -1
+}
+
+; Write the two words of a number or None, or a text's; -1 where it is none of them, or too large.
 define internal i64 @other_words(ptr %object, ptr %type, ptr %key, i64 %used) {
   %over = alloca i32
   %after = add i64 %used, 2
@@ -85,7 +122,10 @@ look:
   %value_at = getelementptr i64, ptr %at, i64 1
   %is_none = icmp eq ptr %object, @_Py_NoneStruct
   %is_bool = icmp eq ptr %type, @PyBool_Type
-  %is_itself = or i1 %is_none, %is_bool
+  %type_number = ptrtoint ptr %type to i64
+  %is_type = icmp eq i64 %type_number, {DTYPE_TYPE}
+  %is_single = or i1 %is_none, %is_type  ; there is one object of each
+  %is_itself = or i1 %is_single, %is_bool
   br i1 %is_itself, label %itself, label %number
 itself:
   %address = ptrtoint ptr %object to i64
@@ -104,7 +144,13 @@ integer:
   br i1 %whole, label %done, label %bad
 maybe_float:
   %is_float = icmp eq ptr %type, @PyFloat_Type
-  br i1 %is_float, label %float, label %bad
+  br i1 %is_float, label %float, label %maybe_text
+maybe_text:
+  %is_text = icmp eq ptr %type, @PyUnicode_Type
+  br i1 %is_text, label %text, label %bad
+text:
+  %after_text = call i64 @text_words(ptr %object, ptr %key, i64 %used)
+  ret i64 %after_text
 float:
   %real = call double @PyFloat_AsDouble(ptr %object)
   store i64 4, ptr %at
@@ -174,14 +220,39 @@ done:
   ret ptr %slot
 }
 
-; The words of arguments, and handles on the tensors among them; how many words, or -1.
-define internal i64 @key_of(ptr %arguments, i64 %count, ptr %key, ptr %handles, ptr %handle_count) {
+; Write a list's length, and the words of its items: a tuple has them in itself, a list elsewhere.
+define internal i64 @list_words(ptr %object, ptr %type, ptr %key, i64 %used, ptr %handles, ptr %handle_count) {
+  %after = add i64 %used, 2
+  %fits = icmp sle i64 %after, 240
+  br i1 %fits, label %write, label %bad
+write:
+  %length_from = getelementptr i8, ptr %object, i64 16
+  %length = load i64, ptr %length_from
+  %at = getelementptr i64, ptr %key, i64 %used
+  store i64 6, ptr %at
+  %length_at = getelementptr i64, ptr %at, i64 1
+  store i64 %length, ptr %length_at
+  %items = getelementptr i8, ptr %object, i64 24
+  %is_tuple = icmp eq ptr %type, @PyTuple_Type
+  br i1 %is_tuple, label %of_tuple, label %of_list
+of_tuple:
+  %in_tuple = call i64 @key_of(ptr %items, i64 %length, ptr %key, i64 %after, ptr %handles, ptr %handle_count)
+  ret i64 %in_tuple
+of_list:
+  %elsewhere = load ptr, ptr %items
+  %in_list = call i64 @key_of(ptr %elsewhere, i64 %length, ptr %key, i64 %after, ptr %handles, ptr %handle_count)
+  ret i64 %in_list
+bad:
+  ret i64 -1
+}
+
+; The words of arguments, and handles on the tensors among them; how many words then, or -1.
+define internal i64 @key_of(ptr %arguments, i64 %count, ptr %key, i64 %start, ptr %handles, ptr %handle_count) {
 entry:
-  store i64 0, ptr %handle_count
   br label %head
 head:
   %i = phi i64 [ 0, %entry ], [ %next, %written ]
-  %used = phi i64 [ 0, %entry ], [ %after, %written ]
+  %used = phi i64 [ %start, %entry ], [ %after, %written ]
   %more = icmp slt i64 %i, %count
   br i1 %more, label %body, label %done
 body:
@@ -193,7 +264,7 @@ body:
   %plain = icmp eq i64 %address, {TENSOR_TYPE}
   %parameter = icmp eq i64 %address, {PARAMETER_TYPE}
   %is_tensor = or i1 %plain, %parameter
-  br i1 %is_tensor, label %tensor, label %other
+  br i1 %is_tensor, label %tensor, label %no_tensor
 tensor:
   %handle = getelementptr i8, ptr %object, i64 {TENSOR}
   %number = load i64, ptr %handle_count
@@ -206,11 +277,19 @@ keep:
   store i64 %following, ptr %handle_count
   %first = call i64 @tensor_words(ptr %handle, ptr %key, i64 %used)
   br label %written
+no_tensor:
+  %is_list = icmp eq ptr %type, @PyList_Type
+  %is_tuple = icmp eq ptr %type, @PyTuple_Type
+  %is_row = or i1 %is_list, %is_tuple
+  br i1 %is_row, label %row, label %other
+row:
+  %second = call i64 @list_words(ptr %object, ptr %type, ptr %key, i64 %used, ptr %handles, ptr %handle_count)
+  br label %written
 other:
-  %second = call i64 @other_words(ptr %object, ptr %type, ptr %key, i64 %used)
+  %third = call i64 @other_words(ptr %object, ptr %type, ptr %key, i64 %used)
   br label %written
 written:
-  %after = phi i64 [ %first, %keep ], [ %second, %other ]
+  %after = phi i64 [ %first, %keep ], [ %second, %row ], [ %third, %other ]
   %next = add i64 %i, 1
   %good = icmp sge i64 %after, 0
   br i1 %good, label %head, label %bad
@@ -220,11 +299,40 @@ bad:
   ret i64 -1
 }
 
-; For Python, when it fills the table: the words of a list of arguments.
-define i64 @stator_key(ptr %arguments, i64 %count, ptr %key, ptr %hash) {
+; The words of a call: positional arguments, and those with names, among which no tensor may be.
+define internal i64 @call_key(ptr %arguments, i64 %count, ptr %names, ptr %key, ptr %handles, ptr %handle_count) {
+  store i64 0, ptr %handle_count
+  %words = call i64 @key_of(ptr %arguments, i64 %count, ptr %key, i64 0, ptr %handles, ptr %handle_count)
+  %has_names = icmp ne ptr %names, null
+  %good = icmp sge i64 %words, 0
+  %goes_on = and i1 %has_names, %good
+  br i1 %goes_on, label %named, label %done
+named:
+  %tensors = load i64, ptr %handle_count
+  %size_at = getelementptr i8, ptr %names, i64 16
+  %size = load i64, ptr %size_at
+  %texts = getelementptr i8, ptr %names, i64 24
+  %with_names = call i64 @key_of(ptr %texts, i64 %size, ptr %key, i64 %words, ptr %handles, ptr %handle_count)
+  %fit = icmp sge i64 %with_names, 0
+  br i1 %fit, label %values, label %bad
+values:
+  %behind = getelementptr ptr, ptr %arguments, i64 %count
+  %all = call i64 @key_of(ptr %behind, i64 %size, ptr %key, i64 %with_names, ptr %handles, ptr %handle_count)
+  %tensors_now = load i64, ptr %handle_count
+  %numbers = icmp eq i64 %tensors, %tensors_now
+  %found = select i1 %numbers, i64 %all, i64 -1
+  ret i64 %found
+done:
+  ret i64 %words
+bad:
+  ret i64 -1
+}
+
+; For Python, when it fills the table: the words of a call, its named arguments behind the others.
+define i64 @stator_key(ptr %arguments, i64 %count, ptr %names, ptr %key, ptr %hash) {
   %handles = alloca [32 x ptr]
   %handle_count = alloca i64
-  %words = call i64 @key_of(ptr %arguments, i64 %count, ptr %key, ptr %handles, ptr %handle_count)
+  %words = call i64 @call_key(ptr %arguments, i64 %count, ptr %names, ptr %key, ptr %handles, ptr %handle_count)
   %number = call i64 @hash_of(ptr %key, i64 %words)
   store i64 %number, ptr %hash
   ret i64 %words
@@ -240,17 +348,9 @@ entry:
   %bytes_at = getelementptr i8, ptr %self, i64 {TABLE_IN_SELF}
   %bytes = load ptr, ptr %bytes_at
   %operator = getelementptr i8, ptr %bytes, i64 {TABLE_IN_BYTES}
-  %has_names = icmp ne ptr %names, null
-  br i1 %has_names, label %count_names, label %look
-count_names:
-  %size_at = getelementptr i8, ptr %names, i64 16
-  %size = load i64, ptr %size_at
-  %named = icmp ne i64 %size, 0
-  br i1 %named, label %miss, label %look
-look:
   %rest = getelementptr ptr, ptr %arguments, i64 1
   %less = sub i64 %count, 1
-  %words = call i64 @key_of(ptr %rest, i64 %less, ptr %key, ptr %handles, ptr %handle_count)
+  %words = call i64 @call_key(ptr %rest, i64 %less, ptr %names, ptr %key, ptr %handles, ptr %handle_count)
   %good = icmp sgt i64 %words, 0
   br i1 %good, label %find, label %miss
 find:

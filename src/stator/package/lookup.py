@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
@@ -57,12 +57,14 @@ class Operator:
         held = (row, self.table, self.miss, self.kept)
         self.function = make_builtin("operator", address, FAST_WITH_KEYWORDS, held)
 
-    def add(self, arguments: Sequence[Any], container: Container) -> bool:
+    def add(self, args: Sequence[Any], kwargs: Mapping[str, Any], container: Container) -> bool:
         """Remember a kernel for such arguments; whether they can be told apart natively."""
         key = (ctypes.c_int64 * MOST_WORDS)()
         number = ctypes.c_uint64()
-        row = (ctypes.py_object * max(len(arguments), 1))(*arguments)
-        words = _key_function()(row, len(arguments), key, ctypes.byref(number))
+        values = (*args, *kwargs.values())
+        row = (ctypes.py_object * max(len(values), 1))(*values)
+        names = tuple(kwargs)
+        words = _key_function()(row, len(args), id(names), key, ctypes.byref(number))
         if words <= 0:
             return False
         self.entries.append((number.value, key, words, container))
@@ -103,6 +105,7 @@ def _code() -> Code:
         "{TENSOR}": TENSOR_IN_OBJECT,
         "{TENSOR_TYPE}": id(torch.Tensor),
         "{PARAMETER_TYPE}": id(torch.nn.Parameter),
+        "{DTYPE_TYPE}": id(torch.dtype),
         "{TABLE_IN_SELF}": TABLE_IN_SELF,
         "{TABLE_IN_BYTES}": TABLE_IN_BYTES,
     }
@@ -113,7 +116,6 @@ def _code() -> Code:
 
 @cache
 def _key_function() -> Any:
-    kind = ctypes.PYFUNCTYPE(
-        ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p
-    )
+    address, number = ctypes.c_void_p, ctypes.c_int64
+    kind = ctypes.PYFUNCTYPE(number, address, number, address, address, address)
     return kind(_code().address("stator_key"))

@@ -45,6 +45,8 @@ def _described(value: Any) -> dict[str, Any]:
         return _tensor(value)
     if isinstance(value, list | tuple) and all(isinstance(one, torch.Tensor) for one in value):
         return {"tensor_list": [_tensor(one) for one in value]}
+    if isinstance(value, list | tuple):
+        return {"list_value": list(map(_described, value))}
     if type(value) in _NUMBERS:
         kind = _NUMBERS[type(value)]
         return {"device_type": "cpu", "dtype": kind, "scalar_value": value}

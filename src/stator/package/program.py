@@ -170,14 +170,19 @@ def library_graph(exported: Exported, run: Flat, tools: Tools) -> Graph:
         traced, halves = trace_and_cut(*given, may_run_again=True)
         program = facts_of(traced, halves).program
         _refuse_odd(program)
-        if guard_count(exported.mode) != guards:
-            raise Unsupported(
-                "package",
-                "its sizes were found to obey conditions that torch.export does not know of",
-                hint="make the dimension static, or give its bounds in dynamic_shapes",
-            )
+        refuse_conditions(exported.mode, guards)
         with exported.mode:
             return _Finish(halves.forward, program).graph()
+
+
+def refuse_conditions(mode: FakeTensorMode, guards: int) -> None:
+    """Refuse a trace that made conditions about sizes, beyond those that there were."""
+    if guard_count(mode) != guards:
+        raise Unsupported(
+            "package",
+            "its sizes were found to obey conditions that torch.export does not know of",
+            hint="make the dimension static, or give its bounds in dynamic_shapes",
+        )
 
 
 def _refuse_odd(program: Program) -> None:

@@ -96,9 +96,19 @@ def _run_of(package: Package, name: str) -> Boxed:
     container = Container(package.files, STEMS[name], (package.path, start), count)
 
     def run(arguments: list[Any]) -> Sequence[Any]:
-        flat = iter(container.run(arguments))
+        # Numbers are sizes of the tensors beside them: the library reads them there.
+        flat = iter(container.run([one for one in arguments if isinstance(one, torch.Tensor)]))
+        found = []
+        for place in outputs:
+            match place:
+                case int():
+                    found.append(next(flat))
+                case ["size", number, dim]:
+                    found.append(arguments[number].size(dim))
+                case [_, constant]:
+                    found.append(constant)
         arguments.clear()
-        return [next(flat) if isinstance(place, int) else place[1] for place in outputs]
+        return found
 
     return run
 

@@ -17,6 +17,7 @@ from stator.codegen.llvm.entry import emit_kernel
 from stator.codegen.llvm.libraries import OPENMP, library_function
 from stator.codegen.llvm.objects import can_load, load_object
 from stator.codegen.llvm.shape import arguments_of, needed_math, symbols_of
+from stator.codegen.llvm.share import share_rows
 from stator.codegen.llvm.writer import numbered
 from stator.core import faults
 from stator.loops.ir import Kernel
@@ -54,8 +55,11 @@ class Module:
     data: bytes  # the object file, where it was made
 
 
-def module_text(kernels: Iterable[Kernel], registers: int = 1) -> str:
-    """LLVM text of a module with all `kernels`, whose vectors take so many registers each."""
+def module_text(kernels: Iterable[Kernel], registers: int = 1, *, shares: bool = False) -> str:
+    """LLVM text of a module with all `kernels`, whose vectors take so many registers each.
+
+    `shares`: whether loops that differ in a few numbers are there once.
+    """
     kernels = list(kernels)
     needed = (
         set().union(*(needed_math(kernel.statements) for kernel in kernels)) if kernels else set()
@@ -75,7 +79,9 @@ def module_text(kernels: Iterable[Kernel], registers: int = 1) -> str:
             line = f"declare {kind} @llvm.{name}.{suffix}({', '.join([kind] * count)})"
             if f"@llvm.{name}.{suffix}(" not in declared:
                 lines.append(line)
-    text = "\n".join([*lines, *map(_kernel_text, kernels), _ATTRIBUTES, _THROUGH_A_TABLE])
+    texts = list(map(_kernel_text, kernels))
+    own = share_rows(texts) if shares else texts
+    text = "\n".join([*lines, *own, _ATTRIBUTES, _THROUGH_A_TABLE])
     return numbered(text, registers)
 
 
@@ -89,7 +95,7 @@ def compile_kernels(kernels: Iterable[Kernel], processor: str, registers: int = 
 
     `registers`: how many of them hold 512 bits.
     """
-    parsed = _parsed(module_text(kernels, registers))
+    parsed = _parsed(module_text(kernels, registers, shares=True))
     _optimize(parsed, _new_target_machine(processor=processor))
     return _object(parsed, _new_target_machine(processor=processor))
 
