@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -90,7 +90,8 @@ def compile_joint(
     joint.starts["state"], end = 0, state.pad(PAGE)
     for name, module in (("forward", halves.forward), ("backward", caught.modules[0])):
         blob = Blob(put)
-        joint.parts[name] = _part(module, name, plan, blob, targets)
+        told = _told(exported, module) if name == "forward" else {}
+        joint.parts[name] = _part(module, (name, told), plan, blob, targets)
         joint.starts[name], end = end, end + blob.pad(PAGE)
     return joint
 
@@ -111,16 +112,36 @@ class _Caught:
         raise error
 
 
-def _part(module: fx.GraphModule, name: str, plan: PlanGraph, blob: Blob, targets: Targets) -> Part:
+def _told(exported: Exported, module: fx.GraphModule) -> dict[str, str]:
+    """What the caller knows the inputs of the forward as, by placeholder."""
+    nodes = module.graph.find_nodes(op="placeholder")
+    if len(nodes) != len(exported.fakes):
+        return {}
+    known = exported.names | {place: one.name for place, one in exported.constants.items()}
+    return {node.name: known[place] for place, node in enumerate(nodes) if place in known}
+
+
+def _part(
+    module: fx.GraphModule,
+    names: tuple[str, Mapping[str, str]],
+    plan: PlanGraph,
+    blob: Blob,
+    targets: Targets,
+) -> Part:
+    """One library; `names`: its own, and what its inputs are called in errors."""
+    name, told = names
     outputs = _only_tensors(module)
     _read_numbers(module)
     nodes = module.graph.find_nodes(op="placeholder")
     sizes = sizes_of(module)
-    inputs = {node.name: input_of(node.name, node.meta["val"], sizes) for node in nodes}
+    inputs = {
+        node.name: input_of(told.get(node.name, node.name), node.meta["val"], sizes)
+        for node in nodes
+    }
     planned = plan(module, name)
     count = sum(isinstance(place, int) for place in outputs)
-    names = Names([*inputs], [f"output_{number}" for number in range(count)], "", "")
-    return Part(write_code(planned, (inputs, {}), blob, names, targets), outputs)
+    own = Names([*inputs], [f"output_{number}" for number in range(count)], "", "")
+    return Part(write_code(planned, (inputs, {}), blob, own, targets), outputs)
 
 
 def _only_tensors(module: fx.GraphModule) -> tuple[Any, ...]:

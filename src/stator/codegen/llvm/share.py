@@ -1,6 +1,6 @@
 """Loops that differ in a few numbers alone are compiled once, with the numbers as parameters.
 
-A convolutional network has the same normalisation at many widths: LLVM would do the same work for
+A convolutional network has the same normalisation at many sizes: LLVM would do the same work for
 each of them.  What a loop over vectors computes with stays a constant: its strides and lengths are
 what LLVM makes good code of.  So do divisors, and numbers that are small.
 
