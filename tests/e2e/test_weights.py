@@ -159,10 +159,11 @@ def test_of_many_weights_some_are_looked_at_in_each_call(layer: int) -> None:
         frozen(X)
         net[layer].weight.mul_(2)
         close(plain(X), net(X))  # a program that follows looks at all of them
-        with pytest.warns(UserWarning, match="update_weights") as told:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
             for _ in range(4):
                 frozen(X)
-    assert len(told) == 1
+    assert ["update_weights" in str(one.message) for one in told] == [True]
 
 
 @pytest.mark.parametrize("frozen", [False, True])
