@@ -182,7 +182,7 @@ class Set:
         """See whether weights have changed; then what was made of them is made again, or not.
 
         A frozen program, which has nothing more at stake than a warning, looks at a part at each
-        call, in turn: all weights of a large model, cold as they are, took a fiftieth of its time.
+        call, in turn: all weights of a large model, cold as they are, took a sixtieth of its time.
         """
         state = self.state
         if state is None:
