@@ -66,10 +66,28 @@ class Layers(nn.Module):
         return found
 
 
+class Joined(nn.Module):
+    """Integers that are read through joins, pools and views, and by several readers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.narrow = nn.Conv2d(8, 16, 3, padding=1), nn.Conv2d(8, 16, 1)
+        self.both, self.after = nn.Conv2d(32, 16, 1), nn.Conv2d(16, 8, 1)
+        self.pool = nn.MaxPool2d(2)
+        self.one, self.other = nn.Linear(8 * 16, 10), nn.Linear(8 * 16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.cat([torch.relu(self.wide(x)), torch.relu(self.narrow(x))], 1)
+        y = self.after(self.pool(torch.relu(self.both(y)))).flatten(1)
+        found: Tensor = self.one(y) + self.other(y)
+        return found
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "images": (Images, (2, 8, 8, 8)),
     "block": (Block, (2, 16, 64)),
     "layers": (Layers, (20, 64)),
+    "joined": (Joined, (2, 8, 8, 8)),
 }
 
 

@@ -16,7 +16,7 @@ from tests.e2e.quantized_models import MODELS, quantized_model, with_quantized_w
 
 pytestmark = pytest.mark.skipif(int8_linear() is None, reason="torch has no oneDNN here")
 
-PRODUCTS = {"images": 3, "block": 6, "layers": 3}
+PRODUCTS = {"images": 3, "block": 6, "layers": 3, "joined": 6}
 
 
 def compiled(model: Any, x: torch.Tensor, **options: Any) -> tuple[torch.Tensor, Compilation]:
@@ -127,9 +127,12 @@ def test_batches_of_any_size(name: str) -> None:
     assert integer_products(record) == PRODUCTS[name]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", sorted({*MODELS} - {"joined"}))
 def test_between_casts_to_half_precision(name: str) -> None:
-    """Autocast's casts around products are no obstacle; the reference here is that of floats."""
+    """Autocast's casts around products are no obstacle; the reference here is that of floats.
+
+    What is joined is of bfloat16 before it is quantised, and further from these than a hundredth.
+    """
     model, x = quantized_model(name, dynamic=False)
     with torch.no_grad():
         expected = model(x)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import stator
 from stator.core.events import last_compilation
-from stator.runtime.constants import _shelf
+from stator.runtime.constants import PART, _shelf
 from tests.passes.freezing.ways import expected_ways
 
 X = torch.randn(9, 256)
@@ -148,6 +148,22 @@ def test_a_frozen_program_keeps_its_weights_and_says_so_once(
             run(X)
     if change is not write_in_place and change is not write_behind_the_counter:
         close(found, before)
+
+
+@pytest.mark.parametrize("layer", [0, -1])
+def test_of_many_weights_some_are_looked_at_in_each_call(layer: int) -> None:
+    net = nn.Sequential(*(nn.Linear(256, 256) for _ in range(PART + 8)))
+    plain, frozen = compiled(net), compiled(net, freezing=True)
+    with torch.no_grad():
+        plain(X)
+        frozen(X)
+        net[layer].weight.mul_(2)
+        close(plain(X), net(X))  # a program that follows looks at all of them
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            for _ in range(4):
+                frozen(X)
+    assert ["update_weights" in str(one.message) for one in told] == [True]
 
 
 @pytest.mark.parametrize("frozen", [False, True])

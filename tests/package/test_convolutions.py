@@ -55,6 +55,35 @@ def test_weights_are_packed_where_they_are_used(freezing: bool, tmp_path: Path) 
                 torch.testing.assert_close(loaded(x), model(x), rtol=1e-4, atol=1e-5)
 
 
+class Residual(nn.Module):
+    """A convolution whose result is added to that of another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(8, 16, 3, padding=1)
+        self.inner, self.last = nn.Conv2d(16, 16, 1), nn.Conv2d(16, 16, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """An image."""
+        x = torch.relu(self.first(x))
+        return torch.relu(self.last(torch.relu(self.inner(x))) + x)
+
+
+def test_sums_are_inside_of_convolutions(tmp_path: Path) -> None:
+    """C passes all arguments of the operator that adds."""
+    torch.manual_seed(0)
+    model = Residual().eval()
+    x = torch.randn(2, 8, 24, 24).contiguous(memory_format=torch.channels_last)
+    with torch.no_grad():
+        path = stator.aot_compile(model, (x,), options={"output_path": tmp_path / "model.pt2"})
+        compilation = stator.last_compilation()
+        assert compilation is not None
+        assert any("add is inside of" in note for note in compilation.notes)
+        for loaded in (stator.load(path), torch._inductor.aoti_load_package(path)):
+            for _ in range(2):
+                torch.testing.assert_close(loaded(x), model(x), rtol=1e-4, atol=1e-5)
+
+
 def test_other_weights_are_packed_again(tmp_path: Path) -> None:
     model, x = images()
     with torch.no_grad():

@@ -49,6 +49,33 @@ def constants(path: str) -> list[dict[str, Any]]:
     return found
 
 
+class Residual(nn.Module):
+    """A convolution whose result is added to that of another, and one that reads the sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(8, 16, 3, padding=1)
+        self.inner, self.added, self.last = (nn.Conv2d(16, 16, 1) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.first(x))
+        x = torch.relu(self.added(torch.relu(self.inner(x))) + x)
+        found: torch.Tensor = self.last(x)
+        return found
+
+
+def test_sums_are_inside_of_convolutions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C passes all arguments of the operator that adds."""
+    monkeypatch.setitem(quantized_models.MODELS, "residual", (Residual, (2, 8, 12, 12)))
+    model, x = quantized_model("residual", dynamic=False)
+    path = built(model, x, tmp_path / "model.pt2")
+    (note,) = [note for note in notes() if "add and relu inside" in note]
+    assert note.endswith("gives uint8")
+    for loaded in (stator.load(path), torch._inductor.aoti_load_package(path)):
+        for _ in range(2):
+            torch.testing.assert_close(loaded(x), model(x), atol=1e-4, rtol=1e-4)
+
+
 def test_the_same_bytes_twice(tmp_path: Path) -> None:
     model, x = quantized_model("images", dynamic=False)
     first, second = (built(model, x, tmp_path / f"{number}.pt2") for number in range(2))

@@ -3,7 +3,7 @@
 A weight has changed when it lies elsewhere, when its version counter moved, or when a few words of
 it differ: a write through `weight.data` moves no counter.  Words on a GPU are not looked at, which
 would make every call wait for it.  A frozen program keeps what it has, and says once that the
-weights went on without it.
+weights went on without it: it looks at some of them at each call, in turn.
 
 What was made is shared by all programs that would make the same of the same weights.  It is never
 written to: new constants take the place of the old ones at once, and a call that is under way goes
@@ -17,6 +17,7 @@ import warnings
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from threading import Lock
 from typing import Any, Final
 
@@ -30,6 +31,9 @@ from stator.runtime.native.image import Image, load_image
 from stator.runtime.native.prelude import sampler
 
 WORD: Final = 8  # bytes
+PART: Final = 32  # as many weights are looked at together
+
+_version: Final = attrgetter("_version")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,37 +62,60 @@ def with_constants(run: Boxed, constants: Constants) -> Boxed:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
-    """Weights as they were when something was made of them; they are not kept alive."""
+class Part:
+    """A few weights as they were when something was made of them; they are not kept alive."""
 
-    stamps: tuple[tuple[int, int], ...]
+    begin: int  # the number of the first
+    places: tuple[int, ...]
+    versions: tuple[int, ...]
     pieces: Any  # addresses and lengths for the sampler, of those in the CPU's memory
     sample: int
 
     @staticmethod
-    def of(weights: Sequence[Tensor]) -> State:
+    def of(weights: Sequence[Tensor], begin: int) -> Part:
         """As they are now."""
-        near = [weight for weight in weights if weight.device.type == "cpu"]
+        own = weights[begin : begin + PART]
+        near = [weight for weight in own if weight.device.type == "cpu"]
         places = [number for weight in near for number in (weight.data_ptr(), _words(weight))]
         pieces = (ctypes.c_int64 * len(places))(*places)
-        return State(tuple(map(_stamp, weights)), pieces, _sampled(pieces))
+        return Part(begin, _places(own), _versions(own), pieces, _sampled(pieces))
+
+    def is_now(self, weights: Sequence[Tensor]) -> bool:
+        """Whether these among `weights` lie where they lay, and are unchanged."""
+        own = weights[self.begin : self.begin + PART]
+        if _places(own) != self.places or _versions(own) != self.versions:
+            return False
+        return _sampled(self.pieces) == self.sample
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """All weights that something was made of, as they were then."""
+
+    parts: tuple[Part, ...]
+
+    @staticmethod
+    def of(weights: Sequence[Tensor]) -> State:
+        """As they are now."""
+        return State(tuple(Part.of(weights, n) for n in range(0, len(weights), PART)))
 
     def is_now(self, weights: Sequence[Tensor]) -> bool:
         """Whether `weights` lie where these lay, and are unchanged."""
-        for weight, stamp in zip(weights, self.stamps, strict=True):
-            if weight.data_ptr() != stamp[0] or weight._version != stamp[1]:
-                return False
-        return _sampled(self.pieces) == self.sample
+        return all(part.is_now(weights) for part in self.parts)
+
+
+def _places(weights: Sequence[Tensor]) -> tuple[int, ...]:
+    return tuple(map(Tensor.data_ptr, weights))
+
+
+def _versions(weights: Sequence[Tensor]) -> tuple[int, ...]:
+    return tuple(map(_version, weights))
 
 
 def _words(weight: Tensor) -> int:
     """How many words lie behind its first element: all of it, if it has no gaps."""
     room = weight.untyped_storage().nbytes() - weight.storage_offset() * weight.itemsize
     return int(min(room, weight.nbytes)) // WORD
-
-
-def _stamp(weight: Tensor) -> tuple[int, int]:
-    return weight.data_ptr(), weight._version
 
 
 def _sampled(pieces: Any) -> int:
@@ -148,16 +175,27 @@ class Set:
     made: tuple[Made, ...] = ()
     tensors: tuple[Tensor, ...] = ()
     has_warned: bool = False
+    turn: int = 0  # counts the calls of a frozen program, which look at one part after another
     is_updating: bool = False  # somebody is about to give it the weights that it sees
 
     def check(self, weights: Sequence[Tensor]) -> None:
-        """See whether weights have changed; then what was made of them is made again, or not."""
+        """See whether weights have changed; then what was made of them is made again, or not.
+
+        A frozen program, which has nothing more at stake than a warning, looks at a part at each
+        call, in turn: all weights of a large model, cold as they are, took a sixtieth of its time.
+        """
         state = self.state
-        if state is None or state.is_now(weights):
+        if state is None:
             return
         if not self.constants.frozen:
-            self.follow(weights)
-        elif not (self.has_warned or self.is_updating or self.state is not state):
+            if not state.is_now(weights):
+                self.follow(weights)
+            return
+        if self.has_warned or not state.parts:
+            return
+        part = state.parts[self.turn % len(state.parts)]
+        self.turn += 1
+        if not (part.is_now(weights) or self.is_updating or self.state is not state):
             self.has_warned = True
             warnings.warn(
                 "a weight was changed after the program that reads it was frozen, which goes on "

@@ -6,7 +6,13 @@ from typing import Final
 
 import pytest
 
-from stator.codegen.llvm.emitter import MOST_OUTCOMES, _steady_choices, neutral
+from stator.codegen.llvm.emitter import (
+    MOST_NODES,
+    MOST_OUTCOMES,
+    _is_little,
+    _steady_choices,
+    neutral,
+)
 from stator.codegen.llvm.jit import module_text
 from stator.codegen.llvm.writer import numbered
 from stator.core.dtypes import DType
@@ -44,6 +50,11 @@ VALUES: Final = {
         "add(within(i, 5, x[j], y[j]), add(within(i - 2, 9, x[j + 1], y[j]),"
         " within(i - 7, 9, x[j + 2], y[j])))",
         3,
+    ),
+    "six, each inside of the one before": (
+        "within(i, 2, x[j], within(i - 2, 3, y[j], within(i - 5, 1, x[j + 1], within(i - 6, 4,"
+        " y[j + 1], within(i - 10, 2, neg(x[j]), within(i - 12, 3, y[j + 2], x[j + 2]))))))",
+        6,
     ),
     "steady and not": ("within(i - 3, 9, within(j, 5, x[17*i + j - 51], y[j]), y[j])", 1),
     "steady inside of not": ("within(j, 5, within(i - 3, 9, x[17*i + j - 51], y[0]), y[j])", 1),
@@ -103,7 +114,7 @@ def test_a_settled_choice_is_not_asked_again() -> None:
     assert "chosen_" not in body.replace("@chosen_", "")
 
 
-def test_few_choices_have_a_loop_for_each_outcome_and_many_only_for_all_inside() -> None:
+def test_few_outcomes_have_a_loop_each_and_of_many_only_one_has() -> None:
     def loops(value: str) -> int:
         text = module_text([parse(rows(value))])
         body = text[text.index("@chosen_rows") : text.index("@chosen_thread")]
@@ -113,6 +124,17 @@ def test_few_choices_have_a_loop_for_each_outcome_and_many_only_for_all_inside()
     assert loops(VALUES["by the row"][0]) == 2
     assert loops(VALUES["two"][0]) == 4
     assert loops(VALUES["three"][0]) == 2
+    assert loops(VALUES["six, each inside of the one before"][0]) == 7
+
+
+def test_much_code_is_not_written_for_every_outcome() -> None:
+    """A tensor each for every row, and a long chain that all of them go through."""
+    value = VALUES["six, each inside of the one before"][0]
+    for _ in range(MOST_NODES // 7):
+        value = f"neg({value})"
+    kernel = parse(rows(value))
+
+    assert not _is_little(kernel.statements, kernel.stages[0].inner[-1], {})
 
 
 def test_sizes_that_are_not_known_choose_as_well() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final, TypeAlias
 
 from stator.codegen.llvm.indices import Indices
@@ -41,6 +42,7 @@ from stator.loops.ir import (
 from stator.loops.prims import Prim
 
 MOST_OUTCOMES: Final = 2  # choices that give loops of their own for each outcome
+MOST_NODES: Final = 1024  # or more of them, if all these loops together have no more to compute
 VECTOR_BYTES: Final = 64
 FEW: Final = 8  # points that are not worth a vector
 ENOUGH_AT_ONCE: Final = 48  # operations in flight that hide each other's latency
@@ -79,6 +81,47 @@ def _steady_choices(
                 found[node.index, node.limit] = None
         stack += reversed(children(node))
     return list(found)
+
+
+def _is_little(body: Sequence[Statement], axis: Axis, settled: Mapping[Condition, bool]) -> bool:
+    """Whether loops for all outcomes are little code: as where many tensors are joined.
+
+    Choices that stand inside of each other have as many outcomes as there are choices, and one
+    more.  Those of choices that stand side by side double with every one.
+    """
+    steady = _steady_choices(body, axis, settled)
+    sizes = _sizes_of_outcomes(body, axis, settled)
+    outcomes = list(islice(sizes, len(steady) + 2))
+    return len(outcomes) <= len(steady) + 1 and sum(outcomes) <= MOST_NODES
+
+
+def _sizes_of_outcomes(
+    body: Sequence[Statement], axis: Axis, settled: Mapping[Condition, bool]
+) -> Iterator[int]:
+    """How many nodes are left to compute, for each way that steady choices come out."""
+    steady = _steady_choices(body, axis, settled)
+    if not steady:
+        yield _count_nodes(body, settled)
+        return
+    for outcome in (True, False):
+        yield from _sizes_of_outcomes(body, axis, {**settled, steady[0]: outcome})
+
+
+def _count_nodes(body: Sequence[Statement], settled: Mapping[Condition, bool]) -> int:
+    """How many nodes there is code for, once these choices are made."""
+    seen: set[Expr] = set()
+    stack = [root for statement in body for root in roots(statement)]
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        outcome = settled.get((node.index, node.limit)) if isinstance(node, Within) else None
+        if isinstance(node, Within) and outcome is not None:
+            stack.append(node.inside if outcome else node.outside)
+        else:
+            stack += children(node)
+    return len(seen)
 
 
 def is_computed(index: Index) -> bool:
@@ -318,7 +361,7 @@ class Emitter(Indices):
         steady = _steady_choices(body, axis, self.settled)
         if not steady:
             emit()
-        elif len(steady) <= MOST_OUTCOMES:
+        elif len(steady) <= MOST_OUTCOMES or _is_little(body, axis, self.settled):
             first = steady[0]
             self._either(
                 self._is_within(first),

@@ -70,7 +70,8 @@ def int8_convolution(graph: fx.Graph, ctx: Ctx) -> int:
             continue
         if ctx.fuel.spend(f"int8_convolution: {node.name}"):
             plain = found.image.is_dynamic or node.meta["val"].dim() != 4
-            may_add = partial(_may_add, _unlaid(found.image.source)) if ctx.has_python else None
+            makers = None if ctx.has_python else (onednn_convolution(), int8_convolution_plus)
+            may_add = partial(_may_add, _unlaid(found.image.source), makers)
             inside = INSIDE if ctx.has_python else INSIDE - BOUNDED
             tail = Tail.of([node], frozenset()) if plain else Tail.of([node], inside, may_add)
             ctx.record.notes.append(f"{node.name} {tail.told()}")
@@ -138,7 +139,7 @@ def _rewrite(found: Convolution, tail: Tail) -> None:
         if tail.plus is not None:
             old = tail.plus
             arguments = (*arguments[:ADDED], _unlaid(old.source), *arguments[ADDED:])
-            arguments += (old.scale, old.zero_point, "sum", 1.0, *activation)
+            arguments += (old.scale, old.zero_point, "sum", None, *activation)
             made = graph.call_function(int8_convolution_plus, arguments)
         else:
             made = graph.call_function(called, (*arguments, *activation))
@@ -146,14 +147,17 @@ def _rewrite(found: Convolution, tail: Tail) -> None:
     tail.take_place(moved(_put_back(made, node.meta["val"], builder), tail.moves, builder))
 
 
-def _may_add(image: fx.Node, old: Integers, add: fx.Node) -> bool:
+def _may_add(image: fx.Node, makers: tuple[Any, ...] | None, old: Integers, add: fx.Node) -> bool:
     """Whether the library, which reads `image`, may add to the integers where they lie.
 
-    As its own result would lie, and as nobody reads them any more.
+    As its own result would lie, and as nobody reads them any more.  Without Python there is nobody
+    to copy them should a plan need it: then they are to be new tensors, of one of the `makers`.
     """
     node = _unlaid(old.source)
     last = LAST[4]
     if node is image or node.op == "placeholder":
+        return False
+    if makers is not None and node.target not in makers:
         return False
     if not node.meta["val"].is_contiguous(memory_format=last):
         return False

@@ -17,12 +17,12 @@ def add_into_convolution(graph: fx.Graph, ctx: Ctx) -> int:
     """Let convolutions with packed weights add what a kernel would; return how many do.
 
     before: y = _convolution_pointwise(x, w, b, …, "none", [], "");  z = add(y, other)
-    after:  z = _convolution_pointwise.binary(x, other, w, b, …, "add", 1.0, None, [], None)
+    after:  z = _convolution_pointwise.binary(x, other, w, b, …, "add", None, None, [], None)
 
     Only to what is in memory anyway, and is read no more behind: there the sum costs nothing.
     """
     convolve, plus = onednn_convolution(), onednn_convolution_plus()
-    if convolve is None or plus is None or not ctx.has_python:  # C cannot pass its numbers
+    if convolve is None or plus is None:
         return 0
     inside = 0
     for node in graph.find_nodes(op="call_function", target=aten.add.Tensor):
@@ -73,7 +73,7 @@ def _why_not(node: fx.Node, other: fx.Node, convolutions: tuple[Any, ...]) -> st
 def _rewrite(node: fx.Node, convolution: fx.Node, other: fx.Node, plus: Any) -> None:
     image, *rest = convolution.args[:7]
     with node.graph.inserting_before(node):
-        made = node.graph.call_function(plus, (image, other, *rest, "add", 1.0, None, [], None))
+        made = node.graph.call_function(plus, (image, other, *rest, "add", None, None, [], None))
     made.meta = dict(node.meta)
     node.replace_all_uses_with(made)
     node.graph.erase_node(node)
