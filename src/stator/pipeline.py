@@ -60,6 +60,7 @@ from stator.passes.freezing.take_constants import take_constants
 from stator.passes.joint.channels_last import channels_last
 from stator.passes.joint.drop_noops import drop_noops
 from stator.passes.joint.fold_uniform import fold_uniform
+from stator.passes.joint.narrow_indices import narrow_indices
 from stator.passes.joint.pad_mm import pad_mm
 from stator.passes.joint.seed_random import seed_random
 from stator.passes.joint.spell_softmax import spell_softmax
@@ -122,6 +123,7 @@ JOINT: Final[tuple[GraphPass, ...]] = (
     fold_uniform,  # before the cut: the backward reads less of the forward
     apply_rules("simplify_views", VIEWS),
     apply_rules("simplify_algebra", ALGEBRA),  # views that stood between two steps are gone
+    narrow_indices,  # before the cut: a quarter of the bytes or less is kept of them
     pad_mm,  # both directions, whose products have the same odd sizes
     channels_last,  # before the cut: what the backward reads lies the same way
     seed_random,  # random operators become pure: kernels take them in, the backward draws again
@@ -163,6 +165,7 @@ KEEPS_BITS: Final = frozenset(
     {
         *("normalize_keywords", "settle_dropout", "spell_dropout", "drop_noops"),
         *("simplify_views", "unroll_foreach", "share_subexpressions", "drop_vectors"),
+        "narrow_indices",
         *("cancel_cat_split", "write_in_place", "hold_to_promise", "reorder_for_memory"),
     }
 )

@@ -28,6 +28,7 @@ from stator.passes.freezing.pack_lstm import pack_lstm
 from stator.passes.joint.channels_last import channels_last
 from stator.passes.joint.drop_noops import drop_noops
 from stator.passes.joint.fold_uniform import fold_uniform
+from stator.passes.joint.narrow_indices import narrow_indices
 from stator.passes.joint.pad_mm import pad_mm
 from stator.passes.joint.seed_random import seed_random
 from stator.passes.joint.spell_softmax import spell_softmax
@@ -114,6 +115,14 @@ def views_and_copies(x: Tensor) -> Tensor:
 def ones_and_zeros(x: Tensor) -> Tensor:
     ones = torch.ones_like(x)
     return x * ones - (ones * 3.0).expand(4, 2, 3)
+
+
+def pooled_and_back(x: Tensor, grad: Tensor) -> Tensor:
+    """The backward of max pooling reads where the largest elements lie."""
+    places = torch.ops.aten.max_pool2d_with_indices(x, [2, 2])[1]
+    return torch.ops.aten.max_pool2d_with_indices_backward(
+        grad, x, [2, 2], [2, 2], [0, 0], [1, 1], False, places
+    )
 
 
 def shallow_product(x: Tensor, w: Tensor) -> Tensor:
@@ -245,6 +254,7 @@ TRACED: Final = (  # over a graph of ATen operators
         options=Options(codegen="triton"),
     ),
     Example(fold_uniform, ones_and_zeros, floats((2, 3))),
+    Example(narrow_indices, pooled_and_back, floats((1, 1, 12, 12), (1, 1, 6, 6))),
     Example(pad_mm, shallow_product, floats((1024, 16), (16, 301))),
     Example(channels_last, convolutions, floats((2, 3, 9, 8), (3, 3, 3, 3))),
     Example(unroll_foreach, lists, floats((2, 3), (4,))),

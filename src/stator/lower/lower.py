@@ -274,6 +274,21 @@ class Lowering:
             self.values[node] = _rounded_to_half(value) if self.as_eager else value
             self._adopt(node, self.items[count:])
             self._keep_if_dear(node)
+            if self._frees_a_call(node):
+                self.realize(node)
+
+    def _frees_a_call(self, node: fx.Node) -> bool:
+        """Whether it copies what a library made, for the caller alone: at once, so that that dies.
+
+        Gradients of convolutions lie otherwise than parameters do; until the end of the backward
+        they would be there beside all that it still reads.
+        """
+        if node.target is not torch.ops.aten.clone.default or any(
+            user.op != "output" for user in node.users
+        ):
+            return False
+        source = node.all_input_nodes[0]
+        return source in self.real and source.op == "call_function" and len(source.users) == 1
 
     def _lowered(self, node: fx.Node) -> tuple[Any, str | None]:
         """What the node's rule makes of it; or None and the reason."""

@@ -18,7 +18,6 @@ from typing import Final
 from torch import fx
 
 from stator.aot.partition.candidates import (
-    LEAN_KEPT,
     LEAN_PRICE,
     SHARES,
     Candidate,
@@ -89,14 +88,11 @@ def choose(joint: Joint, classes: Classes, wish: Wish, foresee: Foresee | None =
 
 
 def _usual(joint: Joint, classes: Classes, network: Network) -> Cut:
-    """The default cut; what a step under it holds is foreseen only if two are in question."""
+    """The default cut; what a step under it holds is foreseen only if several are in question."""
     usual, lean = cut_at(network, PRICE), cut_at(network, LEAN_PRICE)
-    kept, less = (sum(network.weights[node].bytes for node in cut.kept) for cut in (usual, lean))
-    if less > LEAN_KEPT * kept:
+    if set(usual.kept) == set(lean.kept):
         return usual
-    simulator = Simulator(joint, classes, network)
-    base = simulator.base()
-    return default_of(*(Candidate(simulator, cut, "", base) for cut in (usual, lean))).cut
+    return default_of(Simulator(joint, classes, network), usual, lean).cut
 
 
 def _times(joint: Joint, wish: Wish) -> dict[fx.Node, float]:

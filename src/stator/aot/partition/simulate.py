@@ -162,7 +162,7 @@ class Simulator:
         count = len(self.nodes)
         own = self.has_memory
         again = [own[node] + count * early for node, early in self.order(cut) if node in own]
-        # The plan makes copies for the caller when all else is done.
+        # The plan makes copies of its own values for the caller when all else is done.
         again.sort(key=self.last.__contains__)
         again = self._joined(again)
         lives = Lives(self.facts, again, self.tangents)
@@ -334,8 +334,11 @@ def _is_brief(node: fx.Node, main: Mapping[fx.Node, fx.Node]) -> bool:
 
 
 def _is_for_caller(node: fx.Node) -> bool:
-    """Whether it copies what is there for the caller alone."""
-    return node.target is aten.clone.default and all(user.op == "output" for user in node.users)
+    """Whether it copies a value for the caller alone; those of libraries are copied at once."""
+    if node.target is not aten.clone.default or any(user.op != "output" for user in node.users):
+        return False
+    source = node.all_input_nodes[0]
+    return is_generated(source) or source.op != "call_function" or len(source.users) > 1
 
 
 def _largest_part(node: fx.Node) -> fx.Node | None:

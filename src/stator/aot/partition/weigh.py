@@ -34,7 +34,7 @@ NEVER: Final = math.inf
 EASY: Final = 0.25  # an element of simple arithmetic
 HARD: Final = 4.0  # one of a function with an exponential in it
 RANDOM: Final = 12.0  # a random number
-MULTIPLICATION: Final = 1 / 12  # a multiplication and an addition of a library's product
+MULTIPLICATION: Final = 1 / 5  # a multiplication and an addition of a library's product
 CALL: Final = 1 << 14  # asking a library for anything
 UNKNOWN: Final = 8.0  # a byte that a library works on in ways that we do not know
 
