@@ -36,7 +36,7 @@ LEAN_TIME: Final = 1.03
 # Else the first part of the program is cut at a price at which products are still kept: as much of
 # it as takes a time that cannot be measured.
 SLIGHT_PRICE: Final = 1.125 * PRICE
-SLIGHT_TIME: Final = 1.004
+SLIGHT_TIME: Final = 1.006
 TRIES: Final = 5  # to find that part
 FORBIDDING: Final = 2.0**24  # nothing is kept that can be computed
 THINNED: Final = (2, 3, 4, 6, 8)  # every how many-th value is kept
