@@ -20,22 +20,21 @@ from typing import Final
 import numpy as np
 from torch import fx
 
-from stator.aot.partition.cut import PRICE, cut_at, cut_keeping
+from stator.aot.partition.cut import cut_at, cut_keeping
 from stator.aot.partition.knapsack import SOLVERS, Solver
 from stator.aot.partition.network import Cut, Network
+from stator.aot.partition.rates import prices_of
 from stator.aot.partition.simulate import Simulator
 from stator.aot.partition.weigh import Weight, bytes_of
 
-PRICES: Final = (PRICE, *(PRICE * 2.0**power for power in range(1, 10)))
-# When the default computes more again than at the usual price.  Measured: models that keep a third
-# less so take no longer.
-LEAN_PRICE: Final = PRICES[1]
+PRICES: Final = tuple(2.0**power for power in range(10))  # in the usual price; see rates.py
+# When the default computes more again, at twice the usual price.  Measured: models that keep a
+# third less so take no longer.
 LEAN_KEPT: Final = 0.8  # of what is kept otherwise: else it is not looked at
 LEAN_PEAK: Final = 0.9
 LEAN_TIME: Final = 1.03
 # Else the first part of the program is cut at a price at which products are still kept: as much of
 # it as takes a time that cannot be measured.
-SLIGHT_PRICE: Final = 1.125 * PRICE
 SLIGHT_TIME: Final = 1.006
 TRIES: Final = 5  # to find that part
 FORBIDDING: Final = 2.0**24  # nothing is kept that can be computed
@@ -93,7 +92,8 @@ def default_of(simulator: Simulator, usual: Cut, lean: Cut) -> Candidate:
     base = simulator.base()
     first, second = (Candidate(simulator, cut, "the default", base) for cut in (usual, lean))
     worth = second.saved <= LEAN_KEPT * first.saved and second.time <= LEAN_TIME * first.time
-    if worth and second.peak <= LEAN_PEAK * first.peak:
+    may_be = prices_of(simulator.network.nodes).may_be_lean
+    if may_be and worth and second.peak <= LEAN_PEAK * first.peak:
         return second
     return _slightly_leaner(simulator, first, base)
 
@@ -101,9 +101,10 @@ def default_of(simulator: Simulator, usual: Cut, lean: Cut) -> Candidate:
 def _slightly_leaner(simulator: Simulator, usual: Candidate, base: float) -> Candidate:
     """`usual`, or a cut that computes a little more again from the beginning of the program."""
     network, most = simulator.network, SLIGHT_TIME * usual.time
+    prices = prices_of(network.nodes)
     found, low, share, high = usual, 0.0, 1.0, 1.0
     for _ in range(TRIES):
-        cut = _split_price(network, (SLIGHT_PRICE, PRICE), share)
+        cut = _split_price(network, (prices.slight, prices.usual), share)
         slight = Candidate(simulator, cut, "the default", base)
         if slight.time <= most:
             found, low = slight, share
@@ -121,13 +122,15 @@ class _Search:
     def __init__(self, simulator: Simulator) -> None:
         self.simulator = simulator
         self.network = simulator.network
-        self.by_price = [cut_at(self.network, price) for price in PRICES]
+        usual = prices_of(self.network.nodes).usual
+        self.prices = [usual * factor for factor in PRICES]
+        self.by_price = [cut_at(self.network, price) for price in self.prices]
         self.base = simulator.base()
         self.found: dict[Hashable, Candidate] = {}
 
     def run(self) -> None:
         """Look at all that do not depend on a budget."""
-        by_price = list(zip(PRICES, self.by_price, strict=True))
+        by_price = list(zip(self.prices, self.by_price, strict=True))
         for price, cut in by_price:
             self._add(cut, f"a byte kept costs {price:g} bytes moved")
         thin = min(self.found.values(), key=lambda found: (found.peak, found.saved)).cut
@@ -167,7 +170,7 @@ class _Search:
         worths = [min(weight.again, MOST_WORTH) for weight in weights]
         chosen = solve([weight.bytes for weight in weights], worths, room - saved[place])
         kept = {*below.kept, *(items[place] for place in chosen)}
-        price = PRICES[place]
+        price = self.prices[place]
         self._add(
             cut_keeping(self.network, kept, price), f"as much as a budget of {budget:g} holds"
         )

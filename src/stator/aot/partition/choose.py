@@ -18,17 +18,18 @@ from typing import Final
 from torch import fx
 
 from stator.aot.partition.candidates import (
-    LEAN_PRICE,
+    PRICES,
     SHARES,
     Candidate,
     candidates,
     default_of,
 )
 from stator.aot.partition.classify import Classes
-from stator.aot.partition.cut import AGGRESSIVE, PRICE, cut_at, network_of, save_everything
+from stator.aot.partition.cut import AGGRESSIVE, cut_at, network_of, save_everything
 from stator.aot.partition.joint import Joint
 from stator.aot.partition.network import Cut, Network
 from stator.aot.partition.profile import measured
+from stator.aot.partition.rates import prices_of
 from stator.aot.partition.report import Choices, Point, Value
 from stator.aot.partition.simulate import Simulator
 from stator.aot.partition.weigh import Policy, Scales, bytes_of
@@ -89,7 +90,8 @@ def choose(joint: Joint, classes: Classes, wish: Wish, foresee: Foresee | None =
 
 def _usual(joint: Joint, classes: Classes, network: Network) -> Cut:
     """The default cut; what a step under it holds is foreseen only if several are in question."""
-    usual, lean = cut_at(network, PRICE), cut_at(network, LEAN_PRICE)
+    price = prices_of(network.nodes).usual
+    usual, lean = (cut_at(network, price * factor) for factor in PRICES[:2])
     if set(usual.kept) == set(lean.kept):
         return usual
     return default_of(Simulator(joint, classes, network), usual, lean).cut

@@ -14,10 +14,6 @@ from stator.aot.partition.network import Cut, Network
 from stator.aot.partition.weigh import NEVER, Scales
 from stator.graph.edit import needed_by
 
-# What a byte that is kept from forward to backward costs, in bytes of traffic, if nobody asks for
-# more or less.  Measured: up to here steps take no longer than if everything is kept, as fresh
-# memory is dear on its own.
-PRICE: Final = 2.0
 AGGRESSIVE: Final = 8.0  # all that our kernels compute is computed again; products are kept
 
 

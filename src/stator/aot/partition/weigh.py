@@ -21,6 +21,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from stator.aot.partition.classify import Classes, leaves_region
 from stator.aot.partition.joint import Joint
+from stator.aot.partition.rates import rates_of
 from stator.graph.edit import draws_numbers, is_effect
 from stator.ops import draws
 from stator.ops.table import POINTWISE, RULES, VIEW_RULES
@@ -30,11 +31,7 @@ aten = torch.ops.aten
 
 NEVER: Final = math.inf
 
-# How many bytes move meanwhile.  Of two cores with wide vectors; what matters are the proportions.
-EASY: Final = 0.25  # an element of simple arithmetic
-HARD: Final = 4.0  # one of a function with an exponential in it
-RANDOM: Final = 12.0  # a random number
-MULTIPLICATION: Final = 1 / 5  # a multiplication and an addition of a library's product
+# How many bytes move meanwhile; what depends on the device is in rates.py.
 CALL: Final = 1 << 14  # asking a library for anything
 UNKNOWN: Final = 8.0  # a byte that a library works on in ways that we do not know
 
@@ -269,21 +266,22 @@ def work_of(node: fx.Node) -> float:
     value = node.meta.get("val")
     made = sum(bytes_of(part) for part in _parts(value))
     count = sum(elements(part) for part in _parts(value))
+    rates = rates_of(value)
     if node.target in _DRAWN:
-        return RANDOM * count
+        return rates.random * count
     if is_generated(node):
         name = getattr(node.target, "__name__", "").partition(".")[0]
-        hard = HARD if name in _HARD_NAMES and not _is_square(node) else EASY
+        hard = rates.hard if name in _HARD_NAMES and not _is_square(node) else rates.easy
         if node.target in POINTWISE:
             return hard * count
         return hard * count + sum(bytes_of(source.meta.get("val")) for source in _tensors(node))
     if not made:
-        return EASY
+        return rates.easy
     read = sum(bytes_of(source.meta.get("val")) for source in _tensors(node))
     flops = flops_of(node)
     if flops is None:
         return CALL + UNKNOWN * (read + made)
-    return CALL + read + made + MULTIPLICATION * flops / 2
+    return CALL + read + made + rates.multiplication * flops / 2
 
 
 def flops_of(node: fx.Node) -> int | None:
