@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import fx
@@ -145,6 +145,9 @@ def trace(
     return tracer.finish(module)
 
 
+UNTAGGED: Final = torch.ops.aten._unique.default  # of which torch 2.11 does not say so
+
+
 def refuse_guessed_sizes(graph: fx.Graph) -> None:
     """Raise where a size that depends on values is a plain number.
 
@@ -152,7 +155,8 @@ def refuse_guessed_sizes(graph: fx.Graph) -> None:
     sizes that come out for the true ones: torch 2.11 does so with aten._unique.
     """
     for node in graph.nodes:
-        if torch.Tag.dynamic_output_shape not in getattr(node.target, "tags", ()):
+        tags = getattr(node.target, "tags", ())
+        if torch.Tag.dynamic_output_shape not in tags and node.target is not UNTAGGED:
             continue
         if node.target.has_kernel_for_dispatch_key(SIZE_RULES):
             continue  # plain sizes are found where values do not matter

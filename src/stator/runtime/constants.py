@@ -17,7 +17,7 @@ import warnings
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 from threading import Lock
 from typing import Any, Final
 
@@ -34,6 +34,7 @@ WORD: Final = 8  # bytes
 PART: Final = 32  # as many weights are looked at together
 
 _version: Final = attrgetter("_version")
+_place: Final = methodcaller("data_ptr")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ class State:
 
 
 def _places(weights: Sequence[Tensor]) -> tuple[int, ...]:
-    return tuple(map(Tensor.data_ptr, weights))
+    return tuple(map(_place, weights))
 
 
 def _versions(weights: Sequence[Tensor]) -> tuple[int, ...]:
