@@ -145,7 +145,8 @@ def trace(
     return tracer.finish(module)
 
 
-UNTAGGED: Final = torch.ops.aten._unique.default  # of which torch 2.11 does not say so
+aten = torch.ops.aten
+UNTAGGED: Final = aten._unique.default  # of which torch 2.11 does not say so
 
 
 def refuse_guessed_sizes(graph: fx.Graph) -> None:

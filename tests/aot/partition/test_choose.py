@@ -166,6 +166,21 @@ def test_plans_have_the_last_word_on_a_limit() -> None:
     assert kept(cut) == kept(line[-2].cut)
 
 
+def test_a_plan_that_is_below_all_that_was_simulated_is_found() -> None:
+    """Of small buffers an arena holds less: before a limit is refused, some plans are made."""
+    joint, classes = facts()
+    lowest = sorted(candidates(simulator(joint, classes)), key=lambda one: (one.peak, one.time))
+    limit = lowest[0].peak // 2
+    wanted = kept(lowest[2].cut)
+
+    def foresee(cut: Cut) -> int:
+        return limit if kept(cut) == wanted else limit + 100
+
+    assert kept(choose(joint, classes, Wish(limit=limit), foresee)) == wanted
+    with pytest.raises(MemoryLimitError, match=f"at least {limit}"):
+        choose(joint, classes, Wish(limit=limit - 1), foresee)
+
+
 def kept(cut: Cut) -> frozenset[fx.Node]:
     return frozenset(cut.kept)
 
