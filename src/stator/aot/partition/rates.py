@@ -30,7 +30,7 @@ class Prices:
 
     Up to the usual price steps take no longer than if everything is kept: on a CPU, since fresh
     memory is dear on its own.  On a GPU a higher one costs time: measured on ResNet-50, whose step
-    takes 26.3 ms at 1 and 27.7 to 31.5 at 2, GPT-2 (19.1 and 19.8) and Llama (16.3 and 16.6).
+    takes 26.8 ms at 1 and 28.7 at 2, GPT-2 (19.1 and 19.8) and Llama (16.3 and 16.6).
     """
 
     usual: float
