@@ -177,7 +177,9 @@ class Card:
         P.from_address(out).value = CONTEXT
 
     def _cumoduleloaddata(self, out: int, image: int) -> None:
-        found = next(c for c in self.kernels if ctypes.string_at(image, len(c)) == c)
+        # The shorter first: of a longer one more would be read than there may be memory for.
+        known = sorted(self.kernels, key=len)
+        found = next(c for c in known if ctypes.string_at(image, len(c)) == c)
         self.images.append(found)
         P.from_address(out).value = MODULE + len(self.images) - 1
 
