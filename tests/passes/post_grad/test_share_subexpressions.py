@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from stator.core.fuel import Fuel
+from stator.graph.edit import EARLY
 from stator.graph.run import Ctx
 from stator.graph.verify import verify
 from stator.passes.post_grad.share_subexpressions import share_subexpressions
@@ -127,6 +128,17 @@ def test_values_that_are_described_otherwise_are_not_mixed_up() -> None:
     second.meta["val"] = torch.ones(4)  # as if it had a size that is known only at run time
 
     assert shared(module) == 0
+
+
+def test_what_is_computed_early_is_shared_with_its_like_alone() -> None:
+    module = graph_of(lambda x: (x.sin() + x.sin()) * (x.sin() - x.sin()), torch.ones(3))
+    sines = module.graph.find_nodes(op="call_function", target=aten.sin.default)
+    for node in sines[:2]:
+        node.meta[EARLY] = True
+
+    assert shared(module) == 2
+    left = module.graph.find_nodes(op="call_function", target=aten.sin.default)
+    assert left == [sines[0], sines[2]]
 
 
 def test_a_second_write_makes_a_third_version() -> None:

@@ -67,8 +67,6 @@ def share_subexpressions(graph: fx.Graph, ctx: Ctx) -> int:
 
 def why_not_share(first: fx.Node, second: fx.Node, sharing: Sharing) -> str | None:
     """None if readers of `second`, an equal call, may read `first`; otherwise the reason."""
-    if first.meta.get(EARLY) and not second.meta.get(EARLY):
-        return "it is computed again so that it need not live so long"
     if not _are_alike(first.meta.get("val"), second.meta.get("val")):
         return "their values are described otherwise"  # by a size that is known only at run time
     if is_returned(first) and is_returned(second):
@@ -97,11 +95,15 @@ def _is_pure(node: fx.Node) -> bool:
 
 
 def _key(node: fx.Node, sharing: Sharing, versions: dict[fx.Node, int]) -> Hashable:
-    """What two equal calls have in common; None if that cannot be told."""
+    """What two equal calls have in common; None if that cannot be told.
+
+    What is computed early is computed again later so that it need not live so long.
+    """
+    early = bool(node.meta.get(EARLY))
     read = () if _is_view(node) else node.all_input_nodes  # a view sees memory as it will be
     written = tuple(versions.get(sharing.memory(source), 0) for source in read)
     try:
-        key = (node.target, _frozen(node.args), _frozen(node.kwargs), written)
+        key = (early, node.target, _frozen(node.args), _frozen(node.kwargs), written)
         hash(key)
     except TypeError:
         return None
