@@ -135,8 +135,8 @@ def test_peak_is_no_higher_than_eagers(name: str, train: bool) -> None:
 # Less than all: each is compiled once more.
 @pytest.mark.parametrize("train", [False, True], ids=["infer", "train"])
 @pytest.mark.parametrize("name", ["perceptron", "transformer", "gpt2_sdpa", "resnet", "moe_dense"])
-def test_machine_code_adds_no_more_than_its_arena(name: str, train: bool) -> None:
-    """The arena is there for the whole of a call, while eager's intermediates come and go."""
+def test_machine_code_adds_no_more_than_torch_had_beside_it(name: str, train: bool) -> None:
+    """Torch's memory and ours lend nothing to each other: both may be at their highest."""
     eager, eager_left = eager_bytes(name, train)
     step = warmed_up(name, train, {"executor": "native"})
     gc.collect()
@@ -148,12 +148,11 @@ def test_machine_code_adds_no_more_than_its_arena(name: str, train: bool) -> Non
 
     after = stator.memory()
     made = after.used - before.used
-    ours = seen + made + after.idle + after.arenas
+    own = after.peak + after.arenas
     allowed = MARGIN * eager + SMALL + turned(name)
-    assert after.arenas <= allowed, (
-        f"an arena of {after.arenas} bytes, where eager's peak is {eager}"
-    )
-    assert ours <= allowed + after.arenas, f"peak {ours} bytes, eager's {eager}, {after}"
+    assert seen + own <= allowed + min(seen, own), f"{seen} and {own} bytes, eager's {eager}"
+    gaps = after.used + after.idle - after.peak
+    assert gaps <= after.peak / 2, f"{gaps} bytes between rooms of the pool, which had {own}"
     assert left + made <= eager_left + SMALL, f"{left} and {made} bytes are still alive"
 
 
@@ -198,7 +197,7 @@ def test_a_chain_frees_every_value_after_its_last_use() -> None:
     assert peak <= 3 * value.nbytes + SMALL, f"{peak / value.nbytes:.1f} values live at once"
 
 
-def test_buffers_of_a_chain_share_two_places() -> None:
+def test_buffers_of_a_chain_share_three_places() -> None:
     def chain(value: Tensor) -> Tensor:
         for _ in range(12):
             value = torch.sin(value) @ value
@@ -214,8 +213,7 @@ def test_buffers_of_a_chain_share_two_places() -> None:
 
     held = stator.memory()
     assert seen <= SMALL
-    assert held.arenas <= 3 * value.nbytes + SMALL
-    assert held.idle <= value.nbytes + SMALL
+    assert held.arenas + held.idle <= 3 * value.nbytes + SMALL
 
 
 @pytest.mark.parametrize("executor", ["python", "native"])

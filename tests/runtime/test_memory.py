@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor, fx
 
 import stator
-from stator.core.events import LARGE, Held, Home
+from stator.core.events import LARGE_ON_GPU, Held, Home
 from stator.loops.index import Index, Symbol
 from stator.lower.sizes import evaluate
 from stator.lower.tensors import contiguous
@@ -488,11 +488,15 @@ def test_a_gpu_s_buffers_are_what_its_allocator_counts() -> None:
 
 
 def test_a_gpu_has_no_pool_of_ours() -> None:
-    steps = (launch("y", "x", size=(LARGE,)), launch("z", "y", size=(LARGE,)), Free(("y",)))
+    steps = (
+        launch("y", "x", size=(LARGE_ON_GPU,)),
+        launch("z", "y", size=(LARGE_ON_GPU,)),
+        Free(("y",)),
+    )
     plan = Plan(("x",), steps, (node("z"),), device=torch.device("cuda", 0))
 
-    assert predicted(plan, plan_memory(plan)) == Held(0, 0, 2 * 4 * LARGE)
-    assert homes(plan, plan_memory(plan), ["saved"]) == {"saved": Home("z", 4 * LARGE, True)}
+    assert predicted(plan, plan_memory(plan)) == Held(0, 0, 2 * 4 * LARGE_ON_GPU)
+    assert homes(plan, plan_memory(plan), ["saved"]) == {"saved": Home("z", 4 * LARGE_ON_GPU, True)}
 
 
 @pytest.mark.parametrize("elements", [1 << 14, (1 << 14) + 1, 41_000, 600_000, 700_000, 1 << 20])

@@ -25,7 +25,7 @@ import torch
 from torch import fx
 
 from stator.aot.partition.scratch import Calling, highest
-from stator.core.events import LARGE, Held, Home
+from stator.core.events import Held, Home, is_large
 from stator.loops.index import Index
 from stator.lower.sizes import evaluate
 from stator.runtime.plan import Allocation, Call, Free, Launch, Plan, Step, Together, View
@@ -60,7 +60,7 @@ def plan_memory(plan: Plan) -> Memory:
     for step in plan.steps:
         for made in allocations(step):
             size = rounded_bytes(made, unit)
-            if made.name in inside and hint(size) < LARGE:
+            if made.name in inside and not is_large(hint(size), plan.on_gpu):
                 home = known if size.constant is not None else varying
                 homes[made.name] = (home, size)
                 places[made.name] = home.take(size)

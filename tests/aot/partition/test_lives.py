@@ -11,12 +11,12 @@ SIZE = 1 << 20
 
 def call(number: int, *reads: int) -> Fact:
     """A library's, which writes where it is told."""
-    return Fact(number, number, reads, SIZE, SIZE, False, True, False, False)
+    return Fact(number, number, reads, SIZE, SIZE, True, False, True, False, False)
 
 
 def kernel(number: int, *reads: int, brief: bool = False, reduced: tuple[int, ...] = ()) -> Fact:
     """A kernel that may store over what it reads."""
-    return Fact(number, number, reads, SIZE, SIZE, brief, False, True, False, list(reduced))
+    return Fact(number, number, reads, SIZE, SIZE, True, brief, False, True, False, list(reduced))
 
 
 def lives(*facts: Fact) -> Lives:
@@ -73,7 +73,7 @@ def test_what_a_kernel_reads_again_lies_apart_and_its_result_does_not() -> None:
 
 
 def test_small_values_lie_in_the_arena() -> None:
-    small = Fact(0, 0, (), 64, 64, False, False, True, False)
+    small = Fact(0, 0, (), 64, 64, False, False, False, True, False)
 
     (span,) = Lives([small, call(1, 0)], [0], ()).spans((), ())
 

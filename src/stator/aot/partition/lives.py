@@ -13,7 +13,6 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from stator.aot.partition.scratch import Calling, highest
-from stator.core.events import LARGE
 
 ARENA, POOL, TORCH = range(3)
 
@@ -27,6 +26,7 @@ class Fact:
     reads: tuple[int, ...]  # such nodes
     value: int  # its bytes
     bytes: int  # of memory of its own; 0: none
+    large: bool  # too much for an arena
     brief: bool  # only kernels make and read it
     is_call: bool  # of a library
     stores_over: bool  # a kernel that may write where it reads
@@ -192,4 +192,4 @@ def _home(fact: Fact, outlives: bool) -> int:
     """Where the memory of a new value comes from."""
     if fact.by_torch:
         return TORCH
-    return POOL if outlives or fact.bytes >= LARGE else ARENA
+    return POOL if outlives or fact.large else ARENA

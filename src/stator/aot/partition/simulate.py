@@ -27,7 +27,7 @@ from stator.aot.partition.network import Cut, Network
 from stator.aot.partition.order import backward_order, computed_twice
 from stator.aot.partition.scratch import Calling
 from stator.aot.partition.weigh import bytes_of, is_generated, readers, work_of
-from stator.core.events import LARGE
+from stator.core.events import is_large
 from stator.ops.table import POINTWISE
 from stator.torch_api import is_view_op
 
@@ -111,7 +111,8 @@ class Simulator:
         if main is not None:
             self.main[node] = main
         of = main or node  # whose memory it is
-        size = bytes_of(of.meta.get("val"))
+        value = of.meta.get("val")
+        size = bytes_of(value)
         made = size if main or (shown is None and _is_made(node)) else 0
         brief = bool(made) and _is_brief(of, self.main)
         if made:
@@ -125,7 +126,8 @@ class Simulator:
         if by_torch and node.op == "call_function":
             calling = Calling(node.target, node.args, node.kwargs)
             self.calls |= {number: calling} if calling.most else {}
-        return Fact(number, base, tuple(reads), size, made, brief, called, over, by_torch)
+        large = is_large(made, on_gpu=isinstance(value, torch.Tensor) and value.is_cuda)
+        return Fact(number, base, tuple(reads), size, made, large, brief, called, over, by_torch)
 
     def peak(self, cut: Cut) -> int:
         """The most bytes that a step holds."""
@@ -200,7 +202,7 @@ class Simulator:
                 parts.append([])
                 reads.append(set())
             here = len(parts) - 1
-            if fact.stores_over and fact.bytes >= LARGE and here and not fact.brief:
+            if fact.stores_over and fact.large and here and not fact.brief:
                 shared = [one for one in fact.reads if one in reads[here - 1]]
                 early = all(home.get(one, 0) < here for one in fact.reads)
                 here -= early and any(self.facts[one].bytes == fact.bytes for one in shared)
