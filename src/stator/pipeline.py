@@ -220,8 +220,8 @@ def make_tools(
             return compile_half(module, name, ctx, pools)
 
     def pick(joint: Joint, classes: Classes, build: Callable[[Cut], Split]) -> Cut:
-        limited = options.memory_limit is not None
-        foresee = (lambda cut: foreseen_peak(build(cut), ctx)) if limited else None
+        bounded = options.memory_limit is not None or options.memory_budget < 1
+        foresee = (lambda cut: foreseen_peak(build(cut), ctx)) if bounded else None
         return choose(joint, classes, _wish(options, record), foresee)
 
     joint = with_registered("joint", JOINT if options.kernels else ())

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import stator
+from stator.aot.partition.choose import LEVEL
 from stator.errors import MemoryLimitError
 from tests.e2e.test_memory import live_bytes
 from tests.parity import compiled
@@ -100,6 +101,45 @@ def test_the_peak_is_as_foreseen_and_falls_with_the_budget() -> None:
     for more, less in pairwise(peaks):
         assert less <= more * (1 + CLOSE), f"peaks by falling budget: {peaks}"
     assert peaks[-1] < 0.7 * peaks[0], f"budgets change little: {peaks}"
+
+
+SMALL: Final = {  # where a step is of buffers that are small, and weights count as much
+    "products": lambda: (products(6, 256), torch.randn(64, 256)),
+    "convolutions": lambda: (convolutions(4, 8), torch.randn(2, 3, 16, 16)),
+}
+
+
+def products(depth: int, width: int) -> nn.Module:
+    return nn.Sequential(
+        *(part for _ in range(depth) for part in (nn.Linear(width, width), nn.Tanh()))
+    )
+
+
+def convolutions(depth: int, channels: int) -> nn.Module:
+    sizes = [3, *[channels] * depth]
+    parts = [(nn.Conv2d(*pair, 3), nn.BatchNorm2d(channels), nn.ReLU()) for pair in pairwise(sizes)]
+    return nn.Sequential(*(part for layer in parts for part in layer))
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_less_budget_takes_no_more_in_small_models(name: str) -> None:
+    torch.manual_seed(0)
+    module, x = SMALL[name]()
+    peaks = []
+    for budget in (1.0, 0.8, 0.6, 0.4, 0.2, 0.0):
+        torch._dynamo.reset()
+        gradients(lambda x, b=budget: at(b, module)(x).square().mean(), module, x)
+        record = stator.last_compilation()
+        assert record is not None
+        assert record.step_peak is not None
+        peaks.append(record.step_peak)
+
+    for more, less in pairwise(peaks):
+        assert less <= more * LEVEL, f"peaks by falling budget: {peaks}"
+
+
+def at(budget: float, module: nn.Module) -> Any:
+    return compiled(module, fullgraph=True, options={"memory_budget": budget})
 
 
 def test_a_limit_holds() -> None:

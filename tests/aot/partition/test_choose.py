@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+import operator
+from itertools import accumulate, pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, fx
 
 from stator.aot.partition.candidates import Candidate, candidates
-from stator.aot.partition.choose import LEVEL, Wish, choose, frontier
+from stator.aot.partition.choose import LEVEL, Wish, _confirmed, choose, frontier
 from stator.aot.partition.classify import Classes, classify
 from stator.aot.partition.cut import network_of
 from stator.aot.partition.joint import Joint
@@ -82,6 +86,26 @@ def test_a_larger_budget_never_takes_less_memory() -> None:
 
     assert peaks == sorted(peaks)
     assert peaks[0] < peaks[-1], "budgets change nothing"
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(100, 125)), min_size=2, max_size=9))
+def test_plans_have_the_last_word_on_a_budget(steps: list[tuple[int, int]]) -> None:
+    """However far they are above the simulation, up to its slack: less never takes more."""
+    simulated = accumulate((down for down, _ in steps), operator.sub, initial=1000)
+    row: Any = [SimpleNamespace(saved=-n, peak=p, cut=n) for n, p in enumerate(simulated)]
+    plans: list[int] = [
+        one.peak * above for one, (_, above) in zip(row, [(0, 100), *steps], strict=True)
+    ]
+
+    def foresee(cut: Any) -> int:
+        return int(plans[cut])
+
+    taken: list[Any] = [_confirmed(row, one.saved, foresee).cut for one in row]
+
+    peaks = [plans[cut] for cut in taken]
+    assert all(cut >= place for place, cut in enumerate(taken)), "more is kept than may be"
+    assert all(less <= more * LEVEL for more, less in pairwise(peaks)), peaks
+    assert taken[-1] == len(row) - 1
 
 
 def test_all_budgets_choose_among_the_same_cuts() -> None:

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Final
 
 from torch import fx
@@ -61,7 +62,7 @@ class Wish:
 
 
 def choose(joint: Joint, classes: Classes, wish: Wish, foresee: Foresee | None = None) -> Cut:
-    """The cut that `wish` asks for; `foresee` checks a limit against finished plans."""
+    """The cut that `wish` asks for; `foresee` checks it against finished plans."""
     asked = wish.policy is not None or wish.budget < 1 or wish.limit is not None or wish.aggressive
     tagged = any(node.meta.get("recompute") is not None for node in joint.graph.nodes)
     scales = Scales(joint, classes, wish.policy, _times(joint, wish), asked or tagged)
@@ -81,7 +82,7 @@ def choose(joint: Joint, classes: Classes, wish: Wish, foresee: Foresee | None =
     if wish.limit is not None:
         chosen = _within_limit(found, wish.limit, foresee)
     elif usual is None:
-        chosen = _within_budget(found, wish.budget)
+        chosen = _within_budget(found, wish.budget, foresee)
     else:
         chosen = Candidate(simulator, usual, "the default", simulator.base())
     if wish.report is not None:
@@ -111,12 +112,20 @@ def frontier(found: Sequence[Candidate]) -> list[Candidate]:
     return best
 
 
-def _within_budget(found: Sequence[Candidate], budget: float) -> Candidate:
-    """The cut for a share of what the first, the default, keeps.
+def _within_budget(found: Sequence[Candidate], budget: float, foresee: Foresee | None) -> Candidate:
+    """The cut for a share of what the first, the default, keeps: so far down the row."""
+    row = _row(found)
+    room = max(budget * found[0].saved, min(one.saved for one in found))
+    if foresee is None:
+        return next(one for one in row if one.saved <= room)
+    return _confirmed(list(row), room, foresee)
 
-    From the default down, each cut is followed by the quickest that keeps less by a step, holds no
-    more at once, and is worth it.  The first that keeps little enough is taken, so that less budget
-    never takes more memory.
+
+def _row(found: Sequence[Candidate]) -> Iterator[Candidate]:
+    """Cuts from the default down to one that keeps least: less and less, in no more memory.
+
+    Each is followed by the quickest that keeps less by a step, holds no more at once, and is worth
+    it.
     """
     default, least = found[0], min(one.saved for one in found)
     ends = [one for one in found if one.saved == least]
@@ -130,18 +139,39 @@ def _within_budget(found: Sequence[Candidate], budget: float) -> Candidate:
         gone = WORTH * (default.saved - one.saved)
         return one.is_within(default.peak - gone) or one.peak <= NEAR * min(e.peak for e in ends)
 
+    yield default
     has_end = is_above_an_end(default)  # where not, it cannot be helped
-    room, chosen, most = max(budget * default.saved, least), default, default.peak
+    last, most = default, default.peak
     quickest_first = sorted(found, key=lambda one: (one.time, one.saved))
-    while chosen.saved > room:
-        step_below = max(chosen.saved - default.saved / SHARES, least)
+    while last.saved > least:
+        step_below = max(last.saved - default.saved / SHARES, least)
         less = (one for one in quickest_first if one.saved <= step_below)
         low = (one for one in less if one.is_within(most * LEVEL) and is_worth_it(one))
         following = next((one for one in low if not has_end or is_above_an_end(one)), None)
-        if following is None:
-            return min(ends, key=lambda one: (one.peak, one.time))
-        chosen, most = following, min(most, following.peak)
-    return chosen
+        last = following or min(ends, key=lambda one: (one.peak, one.time))
+        most = min(most, last.peak)
+        yield last
+
+
+def _confirmed(row: Sequence[Candidate], room: float, foresee: Foresee) -> Candidate:
+    """The first of a row that keeps no more than `room` and is in its place by finished plans too.
+
+    That is, it holds no more than those before it, where the simulation is not sure of that, and no
+    less than the last, to which the smallest budget leads; so for every budget.
+    """
+    planned = cache(lambda place: foresee(row[place].cut))
+    end = len(row) - 1
+
+    def is_above_the_end(place: int) -> bool:
+        return planned(end) <= planned(place) * LEVEL
+
+    for place, one in enumerate(row[:-1]):
+        if one.saved > room or not is_above_the_end(place):
+            continue
+        near = [i for i in range(place) if row[i].peak <= one.peak * SLACK and is_above_the_end(i)]
+        if all(planned(place) <= planned(before) * LEVEL for before in near):
+            return one
+    return row[end]
 
 
 def _within_limit(found: Sequence[Candidate], limit: int, foresee: Foresee | None) -> Candidate:
