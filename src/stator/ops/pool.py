@@ -16,8 +16,9 @@ from stator.loops.build import Body, cast, const
 from stator.loops.index import Index
 from stator.loops.ir import Combine, Expr, IndexValue
 from stator.loops.values import Builder, Point, Result, Updates, Value, flat, unflat
-from stator.ops.arguments import settled
+from stator.ops.arguments import probe, settled
 from stator.ops.index import place_at
+from stator.ops.rising import Rising
 from stator.ops.table import lowers
 from stator.ops.window import (
     MOST_UNROLLED,
@@ -127,10 +128,35 @@ def _largest(
         return None
     values, numbers = result
     pool = _pool(t, values, x, windows, _lowest(x.dtype.computed_in))
-    top = pool.combined(t, values.size, Combine.MAX)
+    top = _of_integers(t, values, x, windows) or pool.combined(t, values.size, Combine.MAX)
     if pool.count > MOST_UNROLLED:
         return top, _found_number(t, pool, numbers, top)
     return top, Value(numbers.size, DType.I64, lambda point: _first_number(pool, point))
+
+
+def _of_integers(t: Builder, result: Result, x: Value, windows: Sequence[Window]) -> Value | None:
+    """What is computed of integers, one each, of the largest integer of each window.
+
+    max(f(x[i]), f(x[j]), …) = f(max(x[i], x[j], …)), f never falling; None where f may.
+    """
+    found = Rising.of(probe(x))
+    if found is None or not all(_is_never_empty(window) for window in windows):
+        return None
+    kind = found.inner.dtype
+
+    def integer(point: Point) -> Expr:
+        rising = Rising.of(x.load(point))
+        assert rising is not None, "it is the same function at every point"
+        return rising.inner
+
+    pool = _pool(t, result, Value(x.size, kind, integer), windows, _lowest(kind))
+    top = pool.combined(t, result.size, Combine.MAX)
+    return Value(result.size, result.dtype, lambda point: found.at(top.load(point)))
+
+
+def _is_never_empty(window: Window) -> bool:
+    """Whether no window lies outside of the dimension: there, a float would be -inf."""
+    return not isinstance(window, Sliding) or (window.apart == 1 and window.before < window.size)
 
 
 def _first_number(pool: Pool, point: Point) -> Expr:
