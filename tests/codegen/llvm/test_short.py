@@ -34,7 +34,7 @@ kernel quantised
 """
 
 
-@pytest.mark.parametrize("count", range(2, MOST_WRITTEN_OUT + 1))
+@pytest.mark.parametrize("count", [2, 3, MOST_WRITTEN_OUT])
 @pytest.mark.parametrize("dtype", TYPES, ids=repr)
 def test_pixels_of_odd_images(dtype: DType, count: int) -> None:
     kernel = compiled(PIXELS.format(dtype=repr(dtype), count=count, all=2 * count))
@@ -68,7 +68,7 @@ PARTS: Final = {
     [
         {"last": "c: s0"},  # of unknown size
         {"last": "c: 1"},
-        {"last": "c: 5"},
+        {"last": "c: 8"},
         {"length": "i: 63"},  # few pixels
         {"store": "out[3*b*n + 4*i + c] ="},  # with gaps
         {"store": "out[3*b*n + c*n + i] ="},
@@ -85,6 +85,15 @@ def test_others_stay_as_they_are(changes: dict[str, str]) -> None:
         assert PARTS[part] in text
         text = text.replace(PARTS[part], other)
     kernel = parse(text)
+    assert with_last_written_out(kernel) is kernel
+
+
+def test_much_to_compute_stays_in_a_loop() -> None:
+    text = PIXELS.format(dtype="f32", count=3, all=6)
+    value = PARTS["load"]
+    for _ in range(200):
+        value = f"add({value}, 1.5:f32)"
+    kernel = parse(text.replace(PARTS["load"], value))
     assert with_last_written_out(kernel) is kernel
 
 

@@ -16,7 +16,9 @@ from stator.loops.index import Axis, Index, Leaf
 from stator.loops.ir import Kernel, Load, Stage, Store, Within
 from stator.schedule.coalesce import moved
 
-MOST_WRITTEN_OUT: Final = 4  # points: for more of them, registers and shuffles are many
+# Points: with eight, shuffles of doubles take longer than single elements do.
+MOST_WRITTEN_OUT: Final = 7
+MOST_NODES: Final = 512  # to compute, written out
 LEAST_LENGTH: Final = 64  # of the axis before
 
 
@@ -50,6 +52,8 @@ def _is_worth_it(kernel: Kernel) -> bool:
     if long.size.constant is not None and long.size.constant < LEAST_LENGTH:
         return False
     parts = [node for statement in kernel.statements for node in nodes(statement)]
+    if count * len(parts) > MOST_NODES:
+        return False
     if any(isinstance(part, Within) for part in parts):
         return False  # which side it is may differ from point to point
     stores = [statement for statement in kernel.statements if isinstance(statement, Store)]
