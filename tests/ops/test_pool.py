@@ -111,6 +111,16 @@ def test_max_pool_of_dequantised_integers(kind: torch.dtype, last: bool, name: s
     check_fused(run, x.contiguous(memory_format=torch.channels_last) if last else x)
 
 
+@pytest.mark.parametrize("size", [3, 9])
+def test_a_pool_of_what_others_want_in_memory_reads_it_there(size: int) -> None:
+    def run(x: Tensor) -> tuple[Tensor, Tensor]:
+        real = (x.float() - 7) * 0.3
+        pooled = F.max_pool2d(real, size, 1, size // 2)
+        return pooled + 1, real @ real
+
+    check_fused(run, torch.randint(0, 256, (1, 2, 12, 12), dtype=torch.uint8), stays=("bmm",))
+
+
 def rises(x: Tensor) -> Tensor:
     return F.max_pool2d((x.float() - 3).mul(0.5).round() + 1, 3, 2, 1)
 

@@ -128,19 +128,19 @@ def _largest(
         return None
     values, numbers = result
     pool = _pool(t, values, x, windows, _lowest(x.dtype.computed_in))
-    top = _of_integers(t, values, x, windows) or pool.combined(t, values.size, Combine.MAX)
+    top = _of_integers(t, values, pool, x) or pool.combined(t, values.size, Combine.MAX)
     if pool.count > MOST_UNROLLED:
         return top, _found_number(t, pool, numbers, top)
     return top, Value(numbers.size, DType.I64, lambda point: _first_number(pool, point))
 
 
-def _of_integers(t: Builder, result: Result, x: Value, windows: Sequence[Window]) -> Value | None:
+def _of_integers(t: Builder, result: Result, pool: Pool, x: Value) -> Value | None:
     """What is computed of integers, one each, of the largest integer of each window.
 
     max(f(x[i]), f(x[j]), …) = f(max(x[i], x[j], …)), f never falling; None where f may.
     """
     found = Rising.of(probe(x))
-    if found is None or not all(_is_never_empty(window) for window in windows):
+    if found is None or not all(map(_is_never_empty, pool.windows)):
         return None
     kind = found.inner.dtype
 
@@ -149,9 +149,18 @@ def _of_integers(t: Builder, result: Result, x: Value, windows: Sequence[Window]
         assert rising is not None, "it is the same function at every point"
         return rising.inner
 
-    pool = _pool(t, result, Value(x.size, kind, integer), windows, _lowest(kind))
-    top = pool.combined(t, result.size, Combine.MAX)
-    return Value(result.size, result.dtype, lambda point: found.at(top.load(point)))
+    whole = _pool(t, result, Value(x.size, kind, integer), pool.windows, _lowest(kind))
+    top = whole.combined(t, result.size, Combine.MAX)
+    if pool.count > MOST_UNROLLED:  # the loop is there already
+        return Value(result.size, result.dtype, lambda point: found.at(top.load(point)))
+    floats = pool.combined(t, result.size, Combine.MAX)
+
+    def load(point: Point) -> Expr:
+        # Somebody may have had it put in memory since, as floats.
+        is_computed = Rising.of(probe(x)) is not None
+        return found.at(top.load(point)) if is_computed else floats.load(point)
+
+    return Value(result.size, result.dtype, load)
 
 
 def _is_never_empty(window: Window) -> bool:
