@@ -111,6 +111,34 @@ def test_max_pool_of_dequantised_integers(kind: torch.dtype, last: bool, name: s
     check_fused(run, x.contiguous(memory_format=torch.channels_last) if last else x)
 
 
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("last", [False, True])
+def test_relu_behind_a_pool_is_relu_before_it(
+    dtype: torch.dtype, last: bool, tmp_path: Path
+) -> None:
+    """NaN and infinities included; and the image is read once."""
+    x = torch.randn(2, 4, 9, 10).to(dtype)
+    x[0, 0, 2, 3], x[0, 1, 4, 4], x[1, 2] = float("nan"), float("inf"), float("-inf")
+    x = x.contiguous(memory_format=torch.channels_last) if last else x
+
+    def run(x: Tensor) -> Tensor:
+        return F.max_pool2d(F.relu(x), 3, 2, 1) + 1
+
+    check_fused(run, x)
+    compiled = torch.compile(run, backend="stator", options={"dump_dir": str(tmp_path)})
+    compiled(x)
+    (kernels,) = tmp_path.rglob("forward_kernels.txt")
+    assert kernels.read_text().count("kernel ") == 1
+
+
+def test_positions_are_those_of_what_is_pooled() -> None:
+    def run(x: Tensor) -> Any:
+        return F.max_pool2d(F.relu(x), 3, 2, 1, return_indices=True)
+
+    check_fused(run, sample(2, 3, 7, 8))  # many windows of zeros, and gradients
+    check_fused(run, -torch.rand(2, 3, 7, 8))
+
+
 @pytest.mark.parametrize("size", [3, 9])
 def test_a_pool_of_what_others_want_in_memory_reads_it_there(size: int) -> None:
     def run(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -29,6 +29,8 @@ REAL = cast(BYTE, DType.F32)
         b.div(REAL, 7.0),
         b.min(b.max(b.round(REAL), 0.0), float("inf")),
         b.to_bf16(REAL),
+        b.where(b.lt(REAL, 3.0), 3.0, REAL),
+        b.mul(b.where(b.lt(b.add(REAL, 1.0), 3.0), 3.0, b.add(REAL, 1.0)), 2.0),
     ],
     ids=str,
 )
@@ -65,6 +67,21 @@ def test_rises(expr: Expr) -> None:
 )
 def test_may_fall(expr: Expr) -> None:
     assert Rising.of(expr) is None
+
+
+def test_functions_of_floats_keep_nan_and_are_told_apart() -> None:
+    relu = b.where(b.lt(FLOAT, 0.0), 0.0, FLOAT)
+    found = Rising.of_any(b.mul(relu, 2.0))
+    assert found is not None
+    assert found.inner is FLOAT
+    assert found.at(FLOAT) is b.mul(relu, 2.0)
+    assert Rising.of_any(FLOAT) is None
+    assert Rising.of_any(b.where(b.lt(FLOAT, 0.0), 1.0, FLOAT)) is None
+    assert Rising.of_any(b.where(b.gt(FLOAT, 0.0), 0.0, FLOAT)) is None
+    exp = b.exp(FLOAT)  # its kernel is not known never to fall
+    up_to_there = Rising.of_any(b.mul(exp, 2.0))
+    assert up_to_there is not None
+    assert up_to_there.inner is exp
 
 
 def _leaves(expr: Expr) -> set[Expr]:

@@ -1,4 +1,4 @@
-"""Functions of an integer that never fall: the largest integer gives the largest value."""
+"""Functions of a number that never fall: the largest number gives the largest value."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _ROUNDING: Final = (Prim.ROUND, Prim.FLOOR, Prim.CEIL, Prim.TRUNC, Prim.TO_F16, 
 
 @dataclass(frozen=True, slots=True)
 class Rising:
-    """An expression as a function of an integer, with constants: `steps` behind each other.
+    """An expression as a function of a number, with constants: `steps` behind each other.
 
-    Integers are no NaN, and constants are finite, so that no step makes one.
+    Constants are finite, so that no step makes a NaN; all of them keep one.
     """
 
     inner: Expr
@@ -26,27 +26,37 @@ class Rising:
 
     @staticmethod
     def of(expr: Expr) -> Rising | None:
-        """The function that gives `expr`; None if it may fall, or is one of no integer."""
+        """The function of an integer that gives `expr`; None if it is none, or may fall."""
+        found = Rising.of_any(expr)
+        return None if found is None or found.inner.dtype.is_float else found
+
+    @staticmethod
+    def of_any(expr: Expr) -> Rising | None:
+        """The longest function that gives `expr`, of an integer or a float."""
         steps: list[tuple[Expr, Expr]] = []
-        while expr.dtype.is_float:
-            operand = _operand(expr)
-            if operand is None:
-                return None
+        while expr.dtype.is_float and (operand := _operand(expr)) is not None:
             steps.append((expr, operand))
             expr = operand
         is_number = expr.dtype is not DType.BOOL and not isinstance(expr, Const)
         return Rising(expr, tuple(steps)) if steps and is_number else None
 
     def at(self, inner: Expr) -> Expr:
-        """The function of another integer."""
+        """The function of another number."""
         for step, operand in reversed(self.steps):
-            if isinstance(step, Cast):
-                inner = Cast(step.dtype, inner)
-            else:
-                assert isinstance(step, Apply), "a step is a cast, or applies a primitive"
-                args = tuple(inner if arg is operand else arg for arg in step.args)
-                inner = Apply(step.dtype, step.prim, args)
+            inner = _replaced(step, operand, inner)
         return inner
+
+
+def _replaced(step: Expr, operand: Expr, inner: Expr) -> Expr:
+    """The step, applied to another number."""
+    if step is operand:
+        return inner
+    if isinstance(step, Cast):
+        return Cast(step.dtype, _replaced(step.value, operand, inner))
+    if isinstance(step, Apply):
+        args = tuple(_replaced(arg, operand, inner) for arg in step.args)
+        return Apply(step.dtype, step.prim, args)
+    return step
 
 
 def _operand(expr: Expr) -> Expr | None:
@@ -57,6 +67,8 @@ def _operand(expr: Expr) -> Expr | None:
         return None
     if expr.prim in _ROUNDING:
         return expr.args[0]
+    if expr.prim is Prim.WHERE:
+        return _limited(*expr.args)
     if len(expr.args) != 2:
         return None
     first, second = expr.args
@@ -65,6 +77,15 @@ def _operand(expr: Expr) -> Expr | None:
     if isinstance(first, Const) and expr.prim not in (Prim.SUB, Prim.DIV):
         return second if _rises_by(expr.prim, float(first.value)) else None
     return None
+
+
+def _limited(chosen: Expr, first: Expr, second: Expr) -> Expr | None:
+    """What is limited to numbers from a constant on: where(x < c, c, x)."""
+    is_limit = isinstance(chosen, Apply) and chosen.prim is Prim.LT
+    if not is_limit or not isinstance(first, Const) or isnan(first.value):
+        return None
+    assert isinstance(chosen, Apply), "it is a comparison"
+    return second if chosen.args == (second, first) else None
 
 
 def _rises_by(prim: Prim, number: float) -> bool:
