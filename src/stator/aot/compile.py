@@ -60,7 +60,7 @@ def compile_flat(
     keeper: Keeper | None = None,
 ) -> Flat:
     """Compile `function`, a captured graph, for fake `inputs`; `keeper` gets what can be kept."""
-    again = isinstance(function, GraphRunner) and not function.calls_higher_order()
+    again = isinstance(function, GraphRunner) and function.may_run_again()
     call, program = _compile(function, inputs, mode, tools, keeper, may_run_again=again)
     return with_alias_check(function, call, program, inputs, tools)
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 import torch
 from torch import fx
 
+from stator.aot.memo import Memo
 from stator.graph.rules import layout_of
 from stator.torch_api import (
     OpOverload,
@@ -22,6 +23,7 @@ from stator.torch_api import (
     functional_twin,
     is_mutable_op,
     is_taken_apart,
+    remember_numbers,
     storage_of,
     view_base,
 )
@@ -70,6 +72,7 @@ class Recorder(TorchDispatchMode):
         self.nodes: dict[int, fx.Node] = {}
         self.values: list[torch.Tensor] = []
         self.inputs = inputs
+        self.memo = Memo()
         self.sharing: Counter[Any] = Counter()  # how many tensors lie in each storage
         self.written: set[int] = set()  # identities of tensors that were written to
         for number, value in enumerate(inputs):
@@ -117,7 +120,9 @@ class Recorder(TorchDispatchMode):
 
         The program gets new tensors like this, and never sees what the operator itself returned.
         """
-        result, node = detached(value), self.node_of(value)
+        node = self.node_of(value)
+        result = self.memo.call(aten.detach.default, (value,), {})
+        remember_numbers(result, value)
         if _is_new(node) and not node.users and self.sharing[storage_of(value)] == 1:
             del self.nodes[id(value)]
             self.sharing[storage_of(value)] = 0
@@ -158,7 +163,7 @@ class Recorder(TorchDispatchMode):
         if (nodes[0] and nodes[0][-1] is None) or None in nodes[1].values():
             nodes = _without_defaults(func, *nodes)
         node = self._node(func, *nodes, name=func.overloadpacket.__name__)
-        result = func(*args, **kwargs)
+        result = self.memo.call(func, args, kwargs)
         self._note(node, result)
         return result
 

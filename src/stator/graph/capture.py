@@ -69,9 +69,15 @@ class GraphRunner:
         result = runner.run(*arguments[:count])
         return list(result) if isinstance(result, tuple | list) else [result]
 
-    def calls_higher_order(self) -> bool:
-        """Whether it runs an operator that takes functions: one may look at how it is traced."""
-        return any(isinstance(node.target, HigherOrderOperator) for node in self.module.graph.nodes)
+    def may_run_again(self) -> bool:
+        """Whether it can be broken off anywhere, by a trace that nobody looks at.
+
+        Operators that take functions may look; transforms such as vmap leave their level behind.
+        """
+        targets = [node.target for node in self.module.graph.nodes if node.op == "call_function"]
+        places = [str(getattr(target, "__module__", "")) for target in targets]
+        takes_functions = any(isinstance(target, HigherOrderOperator) for target in targets)
+        return not takes_functions and not any("_functorch" in place for place in places)
 
 
 class _Runner(fx.Interpreter):
