@@ -12,7 +12,14 @@ from typing import Any, Final
 
 import torch
 
-from stator.torch_api import FakeTensor, FakeTensorMode, storage_of, unset_fake_temporarily
+from stator.torch_api import (
+    FakeTensor,
+    FakeTensorMode,
+    detached,
+    remember_numbers,
+    storage_of,
+    unset_fake_temporarily,
+)
 
 _PLAIN: Final = (int, float, bool, str, type(None), torch.dtype, torch.device)
 _PLAIN_TORCH: Final = (torch.layout, torch.memory_format)
@@ -33,6 +40,12 @@ class _Look:
     dtype: torch.dtype
     device: torch.device
     source: int | None
+
+    @staticmethod
+    def of(value: Any, source: int | None) -> _Look:
+        """How `value` looks."""
+        place = tuple(value.size()), value.stride(), value.storage_offset()
+        return _Look(value.fake_mode, *place, value.dtype, value.device, source)
 
     def make(self, tensors: list[torch.Tensor]) -> torch.Tensor:
         """Another tensor that looks like this."""
@@ -100,6 +113,15 @@ class Memo:
                 self.known[key] = looks
 
 
+def twin_of(value: torch.Tensor) -> torch.Tensor:
+    """Another tensor in the same memory, as `detach` gives it; no version is shared."""
+    if not _is_plain(value):
+        return detached(value)
+    twin = _Look.of(value, source=0).make([value])
+    remember_numbers(twin, value)
+    return twin
+
+
 def _is_plain(value: torch.Tensor) -> bool:
     """Whether nothing but its layout tells one fake tensor from another."""
     is_fake = isinstance(value, FakeTensor) and value.constant is None
@@ -110,7 +132,7 @@ def _looks(
     results: list[Any] | tuple[Any, ...], tensors: list[torch.Tensor]
 ) -> Iterator[_Look | None]:
     """The results, as long as they can be made anew."""
-    places = {storage_of(value): number for number, value in reversed(list(enumerate(tensors)))}
+    places = [storage_of(value) for value in tensors]
     fresh: set[Any] = set()
     for value in results:
         if value is None:
@@ -119,17 +141,9 @@ def _looks(
         if not isinstance(value, torch.Tensor) or not _is_plain(value):
             return
         place = storage_of(value)
-        if place in fresh or any(value is one for one in tensors):
+        if place in fresh or any(value is one for one in tensors) or places.count(place) > 1:
             return
-        look = _Look(
-            value.fake_mode,
-            tuple(value.size()),
-            value.stride(),
-            value.storage_offset(),
-            value.dtype,
-            value.device,
-            places.get(place),
-        )
+        look = _Look.of(value, places.index(place) if place in places else None)
         if look.source is None:
             fresh.add(place)
             twin = look.make(tensors)

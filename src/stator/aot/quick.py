@@ -23,6 +23,7 @@ from stator.aot.backward import (
     tangent_like,
     tangent_name,
 )
+from stator.aot.memo import twin_of
 from stator.aot.metadata import InputFact, Mutation, OutputFact, Program, Source, ValueFact
 from stator.aot.recorder import NotQuickError, Recorder
 from stator.aot.subclasses import PLAIN
@@ -33,7 +34,6 @@ from stator.torch_api import (
     FakeTensor,
     autocast_off,
     autocast_state,
-    detached,
     preserve_version,
     storage_of,
     version_of,
@@ -182,5 +182,4 @@ def _entered(value: torch.Tensor) -> torch.Tensor:
     if not torch.is_grad_enabled():
         return value
     with torch.no_grad():
-        twin: torch.Tensor = detached(value)
-        return twin.requires_grad_(value.requires_grad)
+        return twin_of(value).requires_grad_(value.requires_grad)

@@ -14,16 +14,14 @@ from typing import Any, Final
 import torch
 from torch import fx
 
-from stator.aot.memo import Memo
+from stator.aot.memo import Memo, twin_of
 from stator.graph.rules import layout_of
 from stator.torch_api import (
     OpOverload,
     TorchDispatchMode,
-    detached,
     functional_twin,
     is_mutable_op,
     is_taken_apart,
-    remember_numbers,
     storage_of,
     view_base,
 )
@@ -120,9 +118,7 @@ class Recorder(TorchDispatchMode):
 
         The program gets new tensors like this, and never sees what the operator itself returned.
         """
-        node = self.node_of(value)
-        result = self.memo.call(aten.detach.default, (value,), {})
-        remember_numbers(result, value)
+        result, node = twin_of(value), self.node_of(value)
         if _is_new(node) and not node.users and self.sharing[storage_of(value)] == 1:
             del self.nodes[id(value)]
             self.sharing[storage_of(value)] = 0
@@ -205,7 +201,7 @@ class Recorder(TorchDispatchMode):
         for node in self.graph.nodes:
             value = node.meta["val"]
             if node.op == "placeholder":
-                node.meta["val"] = detached(value) if value.requires_grad else value
+                node.meta["val"] = twin_of(value) if value.requires_grad else value
             elif isinstance(value, torch.Tensor):
                 node.meta["val"] = _untrained(value)
             elif isinstance(value, list | tuple):
@@ -238,5 +234,5 @@ def _untrained(value: Any) -> Any:
     if not isinstance(value, torch.Tensor) or not value.requires_grad:
         return value
     if value.grad_fn is None or view_base(value) is not None:
-        return detached(value)
+        return twin_of(value)
     return value.detach_()  # an operator's result, which is ours: no new tensor is needed
