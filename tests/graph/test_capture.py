@@ -247,3 +247,12 @@ def test_views_of_what_a_function_wrote_in_place_have_its_gradient() -> None:
 
     assert out.tolist() == [12]
     assert grad.tolist() == [0, 15]
+
+
+def test_a_program_may_run_again_if_nothing_looks_at_its_trace() -> None:
+    x = torch.randn(3)
+    plain = GraphRunner(captured(lambda x: x.sin() * 2, x), [])
+    function = GraphRunner(captured(Square.apply, x.requires_grad_()), [])
+    mapped = GraphRunner(captured(lambda x: torch.vmap(torch.sin)(x), x), [])
+    again = [program.may_run_again() for program in (plain, function, mapped)]
+    assert again == [True, False, False]

@@ -1,8 +1,8 @@
 """A quick trace, of programs that write to nothing that others may see.
 
 One mode over fake tensors notes each operator that reaches it: no functionalization, no proxies,
-and a fifth of their time.  Whatever is not that simple is left to the full trace, which records the
-same nodes.
+and a quarter of their time.  Autograd may be on top of it.  Whatever is not that simple is left to
+the full trace, which records the same nodes.
 """
 
 from __future__ import annotations
