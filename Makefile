@@ -18,7 +18,8 @@ ON_GPU := PYTHONPATH=src:.:$$PYTHONPATH $(GPU_PYTHON)
 # Several processes share the device, where pytest can: compiling is most of the time.
 GPU_WORKERS = $(shell $(GPU_PYTHON) -c 'import xdist' 2>&1 || echo no)
 
-.PHONY: help demo test check sweep bench faults gpu-test gpu-sweep gpu-bench docs format clean
+.PHONY: help demo test check types style sweep bench faults gpu-test gpu-sweep gpu-bench docs \
+  format clean
 
 help:
 	@echo 'make demo    compile a small transformer, compare with eager'
@@ -45,9 +46,14 @@ test: check
 check: $(STAMP)
 	$(BIN)/ruff format --quiet --check $(SOURCES)
 	$(BIN)/ruff check --quiet $(SOURCES)
-	$(BIN)/mypy --no-error-summary $(SOURCES)
-	$(BIN)/python -m pytest -q tests/style
+	$(MAKE) --no-print-directory -j 2 types style
 	$(BIN)/python -m tests.style.line_budget
+
+types: $(STAMP)
+	$(BIN)/mypy --no-error-summary $(SOURCES)
+
+style: $(STAMP)
+	$(BIN)/python -m pytest -q tests/style
 
 sweep: $(STAMP)
 	$(ONE_THREAD) $(BIN)/python -m tests.sweep

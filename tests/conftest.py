@@ -70,6 +70,17 @@ def _same_start() -> Iterator[None]:
     torch._dynamo.reset()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _what_stays_is_searched_once() -> Iterator[None]:
+    """Take what a file's tests leave for good, machine code and caches, from the search as well.
+
+    Else a test that has waste collected waits for a search of all that thousands before it left.
+    """
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
 def update_golden(request: pytest.FixtureRequest) -> bool:
     """Whether kept texts are written anew instead of compared."""

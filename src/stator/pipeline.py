@@ -37,7 +37,7 @@ from stator.core.fuel import Fuel
 from stator.core.logs import logger
 from stator.core.progress import progress_shown
 from stator.core.torch_types import Flat
-from stator.graph.capture import graph_runner, take_callers_line
+from stator.graph.capture import GraphRunner, take_callers_line
 from stator.graph.edit import CALLERS, DONATED, EXTRAS, PART, mark_donated, spread_lines
 from stator.graph.registry import with_registered
 from stator.graph.rules import apply_rules
@@ -182,7 +182,7 @@ def prepare(module: fx.GraphModule, lifted: list[str], tools: Tools) -> Flat:
     own = LazyGraphModule(module, copy.deepcopy(module.graph), "Captured")  # Dynamo keeps its own
     take_callers_line(own.graph)
     run_passes(with_registered("pre_grad", PRE_GRAD), own.graph, tools.ctx, CAPTURED)
-    return graph_runner(own, lifted)
+    return GraphRunner(own, lifted)
 
 
 def expected_stages(options: Options) -> int:

@@ -237,8 +237,8 @@ def functional_twin(target: Any) -> Any:
     of = getattr(getattr(torch.ops, target.namespace), packet.removesuffix("_"), None)
     twin = getattr(of, overload or "default", target)
     first, *others = (argument.alias_info for argument in target._schema.arguments)
-    names = [[one.name for one in which._schema.arguments] for which in (target, twin)]
-    fits = first is not None and not any(others) and names[0] == names[1]
+    one, other = ([(a.name, a.default_value) for a in t._schema.arguments] for t in (target, twin))
+    fits = first is not None and not any(others) and one == other
     return twin if fits and not twin._schema.is_mutable else None
 
 

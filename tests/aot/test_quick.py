@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,10 +10,10 @@ from torch import nn
 
 from stator.aot.compile import to_fake
 from stator.aot.quick import may_be_quick, record
-from stator.aot.trace import Traced, trace
-from stator.graph.edit import drop_unread
+from stator.aot.trace import trace
+from stator.torch_api import version_of
+from tests.aot.traces import Program, assert_same_lines
 
-Program = Callable[..., list[Any]]
 F = nn.functional
 
 
@@ -40,6 +39,10 @@ SAME: dict[str, Program] = {
     "written": _written,
     "several": lambda x, w: [*torch.var_mean(x, 0), *(part * 2 for part in x.split(2))],
     "elements_by_number": lambda x, w: [x[torch.arange(3)[:, None], torch.arange(2)]],
+    "written_input": lambda x, w: [x.add_(1).mul_(w), x * 2],
+    "drawn": lambda x, w: [torch.rand(3), F.dropout(x), torch.empty(3).normal_(), x.bernoulli()],
+    "written_when_new": lambda x, w: [torch.full((4, 4), 2.0).triu_(1).add_(x)],
+    "statistics": lambda x, w: [F.batch_norm(w, x[0].clone(), x[1].clone(), training=True)],
     "attention": lambda x, w: [F.scaled_dot_product_attention(*(y[None, None] for y in (x, w, x)))],
 }
 
@@ -62,12 +65,14 @@ def _leaves_grad_mode_on(x: torch.Tensor, w: torch.Tensor) -> list[Any]:
 held = torch.ones(4)
 
 LEFT: dict[str, Program] = {
-    "writes_to_an_input": lambda x, w: [x.add_(1)],
+    "writes_to_what_may_be_trained": lambda x, w: [w.add_(1)],
+    "turns_an_input_in_place": lambda x, w: [x.t_() * 2],
+    "writes_to_rows_of_an_input": lambda x, w: [x[0].zero_() * 2],
     "writes_through_a_view": _writes_through_a_view,
     "writes_another_type": lambda x, w: [(x > 0).add_(w > 0), x.long().mul_(2), x.half().add_(w)],
     "returns_a_view_of_an_input": lambda x, w: [x.t()],
     "returns_two_views": lambda x, w: list((x * 2).split(2)),
-    "draws": lambda x, w: [torch.rand(3)],
+    "draws_from_a_generator": lambda x, w: [torch.rand(3, generator=torch.Generator())],
     "looks": _looks,
     "has_sizes_of_values": lambda x, w: [x.nonzero()],
     "takes_elements_by_truths": lambda x, w: [x[x > 0]],
@@ -80,35 +85,19 @@ def _inputs() -> tuple[list[torch.Tensor], Any]:
     return to_fake([torch.randn(4, 4), nn.Parameter(torch.randn(4, 4))])
 
 
-def _lines(traced: Traced) -> list[str]:
-    """The graph without what nobody reads, such as views that functionalization takes anew."""
-    drop_unread(traced.module.graph)
-    names = {node.name: f"v{number}" for number, node in enumerate(traced.module.graph.nodes)}
-    rows = []
-    for node in traced.module.graph.nodes:
-        given = torch.fx.map_arg((node.args, node.kwargs), lambda one: names[one.name])
-        rows.append(f"{names[node.name]} = {node.target}{given}: {_told(node.meta.get('val'))}")
-    return rows
-
-
-def _told(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        return f"{value.dtype} {value.size()} {value.stride()} {value.requires_grad}"
-    return str([_told(one) for one in value]) if isinstance(value, list | tuple) else str(value)
-
-
 @pytest.mark.parametrize("name", SAME)
 def test_quick_trace_is_the_full_one(name: str) -> None:
     with torch.no_grad():
         inputs, mode = _inputs()
-        assert may_be_quick(inputs)
-        with mode:
-            assert record(SAME[name], inputs) is not None
-        quick = trace(SAME[name], inputs, mode, may_run_again=True)
-        full = trace(SAME[name], inputs, mode)
-    assert "in_forward" in next(iter(quick.module.graph.nodes)).meta
-    assert quick.program == full.program
-    assert _lines(quick) == _lines(full)
+        assert_same_lines(SAME[name], inputs, mode)
+    assert [version_of(value) for value in inputs] == [0, 0]
+
+
+def test_all_of_a_program_without_a_backward_is_forward() -> None:
+    with torch.no_grad():
+        inputs, mode = _inputs()
+        traced = trace(SAME["norm"], inputs, mode, may_run_again=True)
+    assert all(n.meta["in_forward"] for n in traced.module.graph.nodes if n.op != "output")
 
 
 @pytest.mark.parametrize("name", LEFT)
@@ -121,15 +110,15 @@ def test_what_is_not_simple_is_left_to_the_full_trace(name: str) -> None:
     assert [value.requires_grad for value in inputs] == [False, True]
 
 
-def test_only_programs_without_a_backward_are_traced_quickly() -> None:
+def test_inputs_are_plain_tensors_each_once() -> None:
     inputs, _ = _inputs()
-    assert not may_be_quick(inputs)
-    assert may_be_quick(inputs[:1])
-    with torch.no_grad():
-        assert not may_be_quick([*inputs, 3])
-        assert not may_be_quick([inputs[0], inputs[0]])
-        with torch.autocast("cpu"):
-            assert not may_be_quick(inputs)
+    assert may_be_quick(inputs)
+    assert not may_be_quick([*inputs, 3])
+    assert not may_be_quick([inputs[0], inputs[0]])
+    with torch.autocast("cpu"):
+        assert not may_be_quick(inputs)
+    with torch.inference_mode():
+        assert not may_be_quick(inputs)
 
 
 def test_users_function_runs_once() -> None:

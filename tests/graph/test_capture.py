@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from stator.graph.capture import attribute_tensors, graph_runner
+from stator.graph.capture import GraphRunner, attribute_tensors
 
 
 def captured(fn: Callable[..., Any], *inputs: Any, dynamic: bool | None = None) -> fx.GraphModule:
@@ -83,7 +83,7 @@ def test_lifted_attributes_are_taken_from_the_arguments() -> None:
     twin = Net()
     twin.load_state_dict({**others, "unread": net.unread})
 
-    (ours,) = graph_runner(module, names)(x, *others.values())
+    (ours,) = GraphRunner(module, names)(x, *others.values())
 
     torch.testing.assert_close(ours, twin(x))
     assert not torch.allclose(ours, net(x))
@@ -93,7 +93,7 @@ def test_attributes_that_are_not_lifted_are_read_from_the_module() -> None:
     net, x = Net(), torch.randn(3)
     module = fx.symbolic_trace(net)
 
-    (ours,) = graph_runner(module, ["scale"])(x, torch.ones(3))
+    (ours,) = GraphRunner(module, ["scale"])(x, torch.ones(3))
 
     torch.testing.assert_close(ours, net.inner(x))
 
@@ -114,7 +114,7 @@ def test_attributes_that_are_not_lifted_are_read_from_the_module() -> None:
 def test_results_come_as_a_flat_list(fn: Callable[..., Any], count: int) -> None:
     x = torch.randn(3)
 
-    found = graph_runner(fx.symbolic_trace(fn), [])(x)
+    found = GraphRunner(fx.symbolic_trace(fn), [])(x)
 
     assert isinstance(found, list)
     assert len(found) == count
@@ -130,7 +130,7 @@ def test_an_error_carries_the_user_s_line() -> None:
     module = captured(mismatched, torch.randn(2, 3), torch.randn(3, 2))
 
     with pytest.raises(RuntimeError) as caught:
-        graph_runner(module, [])(torch.randn(2, 3), torch.randn(2, 3))
+        GraphRunner(module, [])(torch.randn(2, 3), torch.randn(2, 3))
 
     line = mismatched.__code__.co_firstlineno + 2
     assert caught.value.user_line == f"{__file__}:{line}"  # type: ignore[attr-defined]
@@ -192,7 +192,7 @@ def leaf(*values: float) -> Tensor:
 
 def test_a_user_function_keeps_its_own_backward() -> None:
     x = leaf(1, 2, 3)
-    program = graph_runner(captured(Square.apply, x), [])
+    program = GraphRunner(captured(Square.apply, x), [])
 
     (out,) = program(x)
     (grad,) = torch.autograd.grad(out.sum(), x)
@@ -203,7 +203,7 @@ def test_a_user_function_keeps_its_own_backward() -> None:
 
 def test_a_user_function_can_be_differentiated_again() -> None:
     x = leaf(1, 2, 3)
-    program = graph_runner(captured(Square.apply, x), [])
+    program = GraphRunner(captured(Square.apply, x), [])
 
     (grad,) = torch.autograd.grad(program(x)[0].sum(), x, create_graph=True)
     (second,) = torch.autograd.grad(grad.sum(), x)
@@ -213,7 +213,7 @@ def test_a_user_function_can_be_differentiated_again() -> None:
 
 def test_an_output_marked_so_has_no_gradient() -> None:
     x = leaf(1, 3, 2)
-    program = graph_runner(captured(WithLargest.apply, x, dynamic=False), [])
+    program = GraphRunner(captured(WithLargest.apply, x, dynamic=False), [])
 
     out, largest = program(x)
 
@@ -228,7 +228,7 @@ def test_numbers_are_saved_beside_tensors() -> None:
     # the size is an argument of its own
     assert len(module.graph.find_nodes(op="placeholder")) == 2
 
-    out, _ = graph_runner(module, [])(3, x)
+    out, _ = GraphRunner(module, [])(3, x)
     (grad,) = torch.autograd.grad(out.sum(), x)
 
     assert grad.tolist() == [6, 6, 6]
@@ -242,8 +242,17 @@ def test_views_of_what_a_function_wrote_in_place_have_its_gradient() -> None:
         return view * 3
 
     x = leaf(1, 2)
-    (out,) = graph_runner(captured(fn, x), [])(x)
+    (out,) = GraphRunner(captured(fn, x), [])(x)
     (grad,) = torch.autograd.grad(out.sum(), x)
 
     assert out.tolist() == [12]
     assert grad.tolist() == [0, 15]
+
+
+def test_a_program_may_run_again_if_nothing_looks_at_its_trace() -> None:
+    x = torch.randn(3)
+    plain = GraphRunner(captured(lambda x: x.sin() * 2, x), [])
+    function = GraphRunner(captured(Square.apply, x.requires_grad_()), [])
+    mapped = GraphRunner(captured(lambda x: torch.vmap(torch.sin)(x), x), [])
+    again = [program.may_run_again() for program in (plain, function, mapped)]
+    assert again == [True, False, False]

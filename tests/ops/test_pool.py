@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -90,6 +92,91 @@ def test_max_pool_of_integers() -> None:
     whole = sample(1, 2, 6, 6, dtype=torch.int64)
     check_fused(lambda x: F.max_pool2d(x, 3, 2, 1, return_indices=True), whole)
     check_fused(lambda x: F.max_pool2d(x, 3, 2, 1), whole.to(torch.uint8))
+
+
+@pytest.mark.parametrize("name", MAX_WINDOWS)
+@pytest.mark.parametrize("kind", [torch.uint8, torch.int8, torch.int16], ids=str)
+@pytest.mark.parametrize("last", [False, True])
+def test_max_pool_of_dequantised_integers(kind: torch.dtype, last: bool, name: str) -> None:
+    """The largest integer is dequantised; where a window lies outside, -inf stays what it is."""
+    size, step, padding, dilation, ceil = MAX_WINDOWS[name]
+    bounds = torch.iinfo(kind).min, torch.iinfo(kind).max
+
+    def run(x: Tensor) -> Any:
+        real = (x.float() - 7) * 0.3
+        return F.max_pool2d(real, size, step, padding, dilation, ceil), real * 2
+
+    x = torch.randint(bounds[0], bounds[1] + 1, (2, 5, 7, 8)).to(kind)
+    x[0, 0] = bounds[0]
+    check_fused(run, x.contiguous(memory_format=torch.channels_last) if last else x)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("last", [False, True])
+def test_relu_behind_a_pool_is_relu_before_it(
+    dtype: torch.dtype, last: bool, tmp_path: Path
+) -> None:
+    """NaN and infinities included; and the image is read once."""
+    x = torch.randn(2, 4, 9, 10).to(dtype)
+    x[0, 0, 2, 3], x[0, 1, 4, 4], x[1, 2] = float("nan"), float("inf"), float("-inf")
+    x = x.contiguous(memory_format=torch.channels_last) if last else x
+
+    def run(x: Tensor) -> Tensor:
+        return F.max_pool2d(F.relu(x), 3, 2, 1) + 1
+
+    check_fused(run, x)
+    compiled = torch.compile(run, backend="stator", options={"dump_dir": str(tmp_path)})
+    compiled(x)
+    (kernels,) = tmp_path.rglob("forward_kernels.txt")
+    assert kernels.read_text().count("kernel ") == 1
+
+
+def test_positions_are_those_of_what_is_pooled() -> None:
+    def run(x: Tensor) -> Any:
+        return F.max_pool2d(F.relu(x), 3, 2, 1, return_indices=True)
+
+    check_fused(run, sample(2, 3, 7, 8))  # many windows of zeros, and gradients
+    check_fused(run, -torch.rand(2, 3, 7, 8))
+
+
+@pytest.mark.parametrize("size", [3, 9])
+def test_a_pool_of_what_others_want_in_memory_reads_it_there(size: int) -> None:
+    def run(x: Tensor) -> tuple[Tensor, Tensor]:
+        real = (x.float() - 7) * 0.3
+        pooled = F.max_pool2d(real, size, 1, size // 2)
+        return pooled + 1, real @ real
+
+    check_fused(run, torch.randint(0, 256, (1, 2, 12, 12), dtype=torch.uint8), stays=("bmm",))
+
+
+def rises(x: Tensor) -> Tensor:
+    return F.max_pool2d((x.float() - 3).mul(0.5).round() + 1, 3, 2, 1)
+
+
+def falls(x: Tensor) -> Tensor:
+    return F.max_pool2d((x.float() - 3) * -0.5, 3, 2, 1)
+
+
+def wraps(x: Tensor) -> Tensor:
+    return F.max_pool2d((x + 200).float(), 3, 2, 1)
+
+
+@pytest.mark.parametrize(("fn", "outside"), [(rises, "0:u8"), (falls, "-inf:f32"), (wraps, "0:u8")])
+def test_the_largest_is_found_before_integers_are_floats(
+    fn: Callable[[Tensor], Tensor], outside: str, tmp_path: Path
+) -> None:
+    x = torch.randint(0, 256, (1, 2, 6, 6), dtype=torch.uint8)
+    compiled = torch.compile(fn, backend="stator", options={"dump_dir": str(tmp_path)})
+    torch.testing.assert_close(compiled(x), fn(x), rtol=0, atol=0)
+    (kernels,) = tmp_path.rglob("forward_kernels.txt")
+    assert f"{outside})" in kernels.read_text()
+
+
+def test_a_window_outside_of_the_image_has_no_integer() -> None:
+    def run(x: Tensor) -> Tensor:
+        return F.max_pool2d(x.float() * 2, 2, 1, 1, 2)
+
+    check_fused(run, torch.full((1, 1, 1, 1), 5, dtype=torch.uint8))
 
 
 # size, step, padding, ceil_mode, count_include_pad, divisor_override

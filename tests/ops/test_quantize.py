@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -62,6 +63,51 @@ def test_dequantize_per_tensor(kind: torch.dtype, dtype: torch.dtype) -> None:
 
     rounds = kind is torch.int16 and dtype is not torch.float32
     check_exact(dequantize, torch.arange(*BOUNDS[kind]).to(kind), stays=rounds)
+
+
+@KINDS
+@pytest.mark.parametrize(
+    ("there", "back", "is_gone"),
+    [
+        ((0.1, 3), (0.1, 3), True),
+        ((1e-20, 127), (1e-20, 127), True),
+        ((1 / 3, 0), (1 / 3, 0), True),
+        ((0.1, 3), (0.1, 4), False),
+        ((0.1, 3), (0.2, 3), False),
+        ((1e-37, 3), (1e-37, 3), False),  # products may be denormal
+        ((0.1, 200), (0.1, 200), None),  # in some types
+    ],
+)
+def test_what_is_dequantised_and_quantised_again_by_the_same_numbers(
+    kind: torch.dtype,
+    there: tuple[float, int],
+    back: tuple[float, int],
+    is_gone: bool | None,
+    tmp_path: Path,
+) -> None:
+    def both(x: Tensor) -> Tensor:
+        real = quantized.dequantize_per_tensor.default(x, *there, *BOUNDS[kind], kind)
+        again: Tensor = quantized.quantize_per_tensor.default(real, *back, *BOUNDS[kind], kind)
+        return again
+
+    x = torch.arange(BOUNDS[kind][0], BOUNDS[kind][1] + 1).to(kind)
+    options = {"dump_dir": str(tmp_path)}
+    found = torch.compile(both, backend="stator", fullgraph=True, options=options)(x)
+    torch.testing.assert_close(found, both(x), rtol=0, atol=0)
+    (kernels,) = tmp_path.rglob("forward_kernels.txt")
+    if is_gone is None:
+        is_gone = kind is not torch.int8
+    assert ("round" not in kernels.read_text()) is is_gone
+
+
+@KINDS
+def test_narrower_bounds_still_bind(kind: torch.dtype) -> None:
+    def both(x: Tensor) -> Tensor:
+        real = quantized.dequantize_per_tensor.default(x, 0.1, 3, *BOUNDS[kind], kind)
+        again: Tensor = quantized.quantize_per_tensor.default(real, 0.1, 3, 5, 100, kind)
+        return again
+
+    check_exact(both, torch.arange(BOUNDS[kind][0], BOUNDS[kind][1] + 1).to(kind))
 
 
 @KINDS

@@ -7,17 +7,24 @@ from typing import Any, Final
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from stator.core.dump import Dump
 from stator.core.events import Compilation
 from stator.loops.verify import verify
+from stator.lower.items import Extern
+from stator.lower.sizes import Sizes
+from stator.ops.writes import int8_linear_plus
 from stator.runtime.fused import plan_kernels
 from stator.runtime.memory import plan_memory
 from stator.runtime.native.executor import compile_native, load_native
 from stator.runtime.plan import Launch, Plan, View
 from stator.runtime.python import load_plan
+from stator.schedule.fuse import Group
+from stator.schedule.overwrite import overwrite_dying
 from tests.lower.graphs import traced
+
+aten = torch.ops.aten
 
 Fn = Callable[..., Any]
 
@@ -211,3 +218,92 @@ def test_a_layout_that_nobody_foretold_is_copied_not_refused() -> None:
 
 def _tuple(values: Any) -> tuple[Any, ...]:
     return values if isinstance(values, tuple) else (values,)
+
+
+# --- calls that add to what has other names ---
+
+ORDER: Final = [1, 0]
+
+
+class Nodes:
+    """A graph of matrices; `plus` is a call that may add to its seventh argument."""
+
+    def __init__(self) -> None:
+        self.graph = fx.Graph()
+        self.x = self.graph.placeholder("x")
+        self.x.meta["val"] = torch.empty(4, 4)
+        self.a = self.call(aten.mm.default, self.x, self.x)
+
+    def call(self, target: Any, *args: Any) -> fx.Node:
+        """A call with its value."""
+        node = self.graph.call_function(target, args)
+        given = fx.map_arg(args, lambda source: source.meta["val"])
+        node.meta["val"] = target(*given)
+        return node
+
+    def turned(self, node: fx.Node) -> fx.Node:
+        """A permutation."""
+        return self.call(aten.permute.default, node, ORDER)
+
+    def plus(self, old: fx.Node, image: fx.Node | None = None) -> fx.Node:
+        """A call that may add to `old`."""
+        node = self.graph.call_function(int8_linear_plus, (image or self.x, *[1] * 5, old))
+        node.meta["val"] = torch.empty_like(old.meta["val"])
+        return node
+
+    def targets(self, *returned: fx.Node) -> dict[str, str]:
+        """What lies in the memory of what."""
+        groups = [Group(alone=Extern(n)) for n in self.graph.nodes if n.op == "call_function"]
+        names = {node.name for node in returned}
+        return dict(overwrite_dying(groups, {}, Sizes(), {}, names).targets)
+
+
+def test_a_call_adds_to_a_value_under_the_name_of_a_permutation() -> None:
+    n = Nodes()
+    n.call(aten.mm.default, n.turned(n.a), n.x)  # read before, under another name
+    old = n.turned(n.turned(n.turned(n.a)))
+    made = n.plus(old)
+    again = n.turned(made)
+    n.call(aten.mm.default, again, n.x)
+    last = n.plus(n.turned(again))
+
+    assert n.targets(last) == {made.name: old.name, last.name: last.args[6].name}
+
+
+def test_a_call_does_not_add_to_what_is_read_later_under_any_name() -> None:
+    for later in ("itself", "permutation", "permutation made later"):
+        n = Nodes()
+        other = n.turned(n.a) if later == "permutation" else n.a
+        made = n.plus(n.turned(n.a))
+        other = n.turned(n.a) if later == "permutation made later" else other
+        n.call(aten.mm.default, other, n.x)
+        assert n.targets(made) == {}, later
+
+
+def test_a_call_does_not_add_to_what_it_reads() -> None:
+    n = Nodes()
+    old = n.turned(n.a)
+    made = n.plus(old, image=n.turned(n.a))
+    assert n.targets(made) == {}
+
+
+def test_a_call_does_not_add_to_what_is_returned_or_has_another_view() -> None:
+    n = Nodes()
+    old = n.turned(n.a)
+    made = n.plus(old)
+    assert n.targets(made, old) == {}
+    assert n.targets(made, n.a) == {}
+
+    n = Nodes()
+    part = n.call(aten.slice.Tensor, n.turned(n.a), 0, 0, 2)
+    made = n.plus(n.turned(n.a))
+    n.call(aten.mm.default, part, n.x)
+    assert n.targets(made) == {}
+
+
+def test_two_calls_do_not_add_to_one_value() -> None:
+    n = Nodes()
+    first, second = n.turned(n.a), n.turned(n.a)
+    n.plus(first)
+    made = n.plus(second)
+    assert n.targets(made) == {made.name: second.name}

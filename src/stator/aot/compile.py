@@ -23,6 +23,7 @@ from stator.core.fallback import note_fallback
 from stator.core.logs import logger
 from stator.core.torch_types import Flat
 from stator.errors import OptionError, Unsupported
+from stator.graph.capture import GraphRunner
 from stator.graph.edit import WEIGHT, drop_unread
 from stator.graph.run import Ctx, GraphPass, dump_graph, run_passes
 from stator.graph.text import shape_text
@@ -59,7 +60,8 @@ def compile_flat(
     keeper: Keeper | None = None,
 ) -> Flat:
     """Compile `function`, a captured graph, for fake `inputs`; `keeper` gets what can be kept."""
-    call, program = _compile(function, inputs, mode, tools, keeper, may_run_again=True)
+    again = isinstance(function, GraphRunner) and function.may_run_again()
+    call, program = _compile(function, inputs, mode, tools, keeper, may_run_again=again)
     return with_alias_check(function, call, program, inputs, tools)
 
 

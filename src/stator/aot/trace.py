@@ -8,31 +8,31 @@ further placeholders, and autograd writes the backward into the same graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Final
 
 import torch
 from torch import fx
-from torch.fx.traceback import preserve_node_meta, set_stack_trace
+from torch.fx.traceback import preserve_node_meta
 
-from stator.aot.metadata import (
-    InputFact,
-    OutputFact,
-    Program,
-    Source,
-    TangentPlan,
-    ValueFact,
+from stator.aot.backward import (
+    Enter,
+    carry_lines,
+    history,
+    is_custom,
+    placeholders_first,
+    plan_tangent,
+    tangent_like,
+    tangent_name,
 )
+from stator.aot.metadata import InputFact, OutputFact, Program, Source, TangentPlan, ValueFact
 from stator.aot.observe import Before, Observed, observe
 from stator.aot.quick import may_be_quick, record
 from stator.aot.statistics import settle_statistics
 from stator.aot.subclasses import (
-    PLAIN,
     Layout,
-    Plain,
     Wrapped,
     layout_of,
     put_together,
@@ -59,13 +59,10 @@ from stator.torch_api import (
     from_functional,
     functionalization,
     get_proxy_mode,
-    is_dense,
     is_missing_derivative,
     make_fx,
     python_dispatcher,
-    remember_numbers,
     saved_tensor_hooks_off,
-    sequence_number,
     to_functional,
     track_tensor_tree,
 )
@@ -174,24 +171,21 @@ def refuse_guessed_sizes(graph: fx.Graph) -> None:
 
 
 def _traced_quickly(function: Flat, inputs: Sequence[torch.Tensor]) -> Traced | None:
-    """A trace without a backward; None if the program needs the full one."""
+    """What the full trace would give; None if the program needs it."""
     found = record(function, inputs)
     if found is None:
         return None
-    graph = found.graph
-    graph.output((found.values, found.inputs, [], []))
-    for node in graph.nodes:
-        node.meta["in_forward"] = True
-    settle_statistics(graph)
-    facts = tuple(
-        InputFact(requires_grad=value.requires_grad, is_leaf=value.is_leaf) for value in inputs
+    settle_statistics(found.graph)
+    module = LazyGraphModule(torch.nn.Module(), found.graph, "Traced")
+    return Traced(
+        module,
+        found.program,
+        found.primals,
+        found.tangents,
+        found.updated,
+        backward_error=None,
+        custom_backward=False,
     )
-    values = tuple(ValueFact(PLAIN, differentiable=False, of_output=n) for n in found.returned)
-    grads = (None,) * len(facts)
-    outputs = tuple(found.outputs)
-    program = Program(facts, outputs, values, (), grads, grad_mode_after=None, draws_random=False)
-    module = LazyGraphModule(torch.nn.Module(), graph, "Traced")
-    return Traced(module, program, found.inputs, [], [], None, custom_backward=False)
 
 
 def _is_static(inputs: Sequence[Any]) -> bool:
@@ -203,20 +197,6 @@ def _is_static(inputs: Sequence[Any]) -> bool:
         for number in (*value.size(), value.storage_offset())
     ]
     return not any(isinstance(one, torch.SymInt) for one in (*inputs, *sizes))
-
-
-class _Enter(torch.autograd.Function):
-    """Identity that makes a non-leaf of a leaf, so that the program may write to it in place."""
-
-    @staticmethod
-    def forward(ctx: Any, root: torch.Tensor, make: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """A second functional tensor over the same recorded value."""
-        return make()
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, None]:
-        """The gradient, unchanged."""
-        return grad, None
 
 
 @dataclass(slots=True)
@@ -289,7 +269,7 @@ class _Tracer:
             self.roots.append(root)
             if isinstance(root, torch.Tensor) and root.requires_grad and not value.is_leaf:
                 with torch.enable_grad():
-                    entered.append(_Enter.apply(root, make))
+                    entered.append(Enter.apply(root, make))
             else:
                 entered.append(root)
         return entered
@@ -314,7 +294,7 @@ class _Tracer:
             outputs.append(value.tensor)
             if isinstance(layout, Wrapped):
                 parts, layout = self._expected(put_together(layout, iter(parts)))
-            self.tangent_plans.append(_plan_tangent(value.tensor, layout))
+            self.tangent_plans.append(plan_tangent(value.tensor, layout))
             fresh = [self._tangent(p) if isinstance(p, torch.Tensor) else p for p in parts]
             tangents.append(put_together(layout, iter([to_functional(part) for part in fresh])))
         needs = [isinstance(root, torch.Tensor) and root.requires_grad for root in self.roots]
@@ -323,9 +303,9 @@ class _Tracer:
             self.grad_layouts = [None] * len(self.roots)
             return []
         wanted = [root for root, need in zip(self.roots, needs, strict=True) if need]
-        history = list(_history(outputs))
-        self.custom_backward = any(map(_is_custom, history))
-        _carry_lines(history, _recorder().graph)
+        behind = list(history(outputs))
+        self.custom_backward = any(map(is_custom, behind))
+        carry_lines(behind, _recorder().graph)
         try:
             with autocast_off():  # eager differentiates outside of the autocast region
                 found = iter(torch.autograd.grad(outputs, wanted, tangents, allow_unused=True))
@@ -358,16 +338,10 @@ class _Tracer:
 
     def _tangent(self, like: Any) -> Any:
         """A new placeholder with the geometry of `like`."""
-        with disable_functional_mode(), disable_proxy_modes_tracing(), self.mode, torch.no_grad():
-            if is_dense(like):
-                tangent = torch.empty_strided(
-                    like.size(), like.stride(), dtype=like.dtype, device=like.device
-                )
-            else:
-                tangent = torch.empty(like.size(), dtype=like.dtype, device=like.device)
-            remember_numbers(tangent, like)
+        with disable_functional_mode(), disable_proxy_modes_tracing(), self.mode:
+            tangent = tangent_like(like)
         recorder = _recorder()
-        name = f"tangent_{len(recorder.graph.nodes)}"  # unique: the graph only grows
+        name = tangent_name(recorder.graph)
         proxy = recorder.create_proxy("placeholder", name, (), {}, name=name)
         track_tensor_tree(tangent, proxy, constant=None, tracer=recorder)
         return tangent
@@ -379,7 +353,7 @@ class _Tracer:
         graph = module.graph
         strip_tokens(graph)
         settle_statistics(graph)
-        _placeholders_first(graph)
+        placeholders_first(graph)
         placeholders = graph.find_nodes(op="placeholder")
         primals, tangents = placeholders[: len(self.plain)], placeholders[len(self.plain) :]
         (output,) = graph.find_nodes(op="output")
@@ -453,41 +427,6 @@ class _Tracer:
         )
 
 
-def _history(outputs: Iterable[torch.Tensor]) -> Iterator[Any]:
-    """Autograd's nodes behind `outputs`, each once."""
-    seen: set[Any] = set()
-    stack = [output.grad_fn for output in outputs]
-    while stack:
-        node = stack.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            yield node
-            stack += [following for following, _ in node.next_functions]
-
-
-def _is_custom(history: Any) -> bool:
-    """Whether it is a torch.autograd.Function, other than our own."""
-    return isinstance(history, torch.autograd.function.BackwardCFunction) and not isinstance(
-        history, _Enter._backward_cls
-    )
-
-
-def _carry_lines(history: Iterable[Any], graph: fx.Graph) -> None:
-    """Give what autograd is about to record the lines of the operators that it differentiates."""
-    lines: dict[int, str] = {}
-    for node in graph.nodes:
-        # The first of a number: what is recorded without autograd's notice has the last one's.
-        if "seq_nr" in node.meta and node.meta.get("stack_trace"):
-            lines.setdefault(node.meta["seq_nr"], node.meta["stack_trace"])
-    for one in history:
-        if (line := lines.get(sequence_number(one))) is not None:
-            one.register_prehook(partial(_set_line, line))
-
-
-def _set_line(line: str, _: Any) -> None:
-    set_stack_trace([line])
-
-
 def _note_guilty(error: RuntimeError, graph: fx.Graph) -> None:
     """An error of the backward that names an operator: its line is that of the forward's."""
     for node in graph.nodes:
@@ -504,30 +443,6 @@ def _recorder() -> Any:
 def _plain_with_layout(value: Any) -> tuple[Any, Layout]:
     plain = from_functional(value)
     return plain, layout_of(plain)
-
-
-def _plan_tangent(value: torch.Tensor, layout: Layout) -> TangentPlan:
-    """Tangents lie as their values do; those of values with gaps or overlaps, contiguous."""
-    if not isinstance(layout, Plain):
-        return TangentPlan(layout, None, channels_last=False)
-    numbers = (*value.size(), *value.stride())
-    symbolic = any(isinstance(n, torch.SymInt) for n in numbers)
-    if not is_dense(value):
-        return TangentPlan(layout, None, channels_last=False, is_symbolic=symbolic)
-    channels_last = value.dim() == 4 and value.is_contiguous(memory_format=torch.channels_last)
-    return TangentPlan(
-        layout,
-        None if symbolic else tuple(value.stride()),
-        bool(channels_last and not value.is_contiguous()),
-        symbolic,
-    )
-
-
-def _placeholders_first(graph: fx.Graph) -> None:
-    """Tangents entered in the middle: move them up, behind the primals."""
-    body = next(node for node in graph.nodes if node.op != "placeholder")
-    for node in graph.find_nodes(op="placeholder"):
-        body.prepend(node)
 
 
 @dataclass(slots=True)

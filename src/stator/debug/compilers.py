@@ -27,7 +27,7 @@ from stator.debug.checks import CheckingInterpreter
 from stator.debug.saved import fresh_folder, save_graph
 from stator.debug.torchscript import boxed, ts_compile
 from stator.errors import StatorError
-from stator.graph.capture import attribute_tensors, graph_runner
+from stator.graph.capture import GraphRunner, attribute_tensors
 from stator.graph.run import Ctx
 from stator.options import Options, read_options
 from stator.pipeline import make_tools
@@ -250,7 +250,7 @@ def _traced(
     def compile_graph(half: fx.GraphModule, name: str) -> CompiledGraph:
         return CompiledGraph(_AtFirstCall(half, compiler, tools.ctx))
 
-    program = graph_runner(module, list(lifted))
+    program = GraphRunner(module, list(lifted))
     call = compile_flat(program, fakes, mode, replace(tools, compile_graph=compile_graph))
     constants = tuple(lifted.values())
     (output,) = module.graph.find_nodes(op="output")

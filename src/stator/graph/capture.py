@@ -5,15 +5,16 @@ from __future__ import annotations
 import copy
 import inspect
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from torch import fx
 
-from stator.core.torch_types import Flat
 from stator.graph.verify import note_line, user_line
 from stator.torch_api import (
+    HigherOrderOperator,
     autograd_function_apply,
     detect_fake_mode,
     rebind_unbacked,
@@ -55,16 +56,28 @@ def take_callers_line(graph: fx.Graph) -> None:
         node.meta["stack_trace"] = trace
 
 
-def graph_runner(module: fx.GraphModule, lifted: list[str]) -> Flat:
-    """A program that runs the graph, taking the tensors named in `lifted` as further arguments."""
+@dataclass(frozen=True, slots=True)
+class GraphRunner:
+    """A program that runs a graph, taking the tensors named in `lifted` as further arguments."""
 
-    def run(*arguments: Any) -> list[Any]:
-        count = len(arguments) - len(lifted)
-        runner = _Runner(module, dict(zip(lifted, arguments[count:], strict=True)))
+    module: fx.GraphModule
+    lifted: list[str]
+
+    def __call__(self, *arguments: Any) -> list[Any]:
+        count = len(arguments) - len(self.lifted)
+        runner = _Runner(self.module, dict(zip(self.lifted, arguments[count:], strict=True)))
         result = runner.run(*arguments[:count])
         return list(result) if isinstance(result, tuple | list) else [result]
 
-    return run
+    def may_run_again(self) -> bool:
+        """Whether it can be broken off anywhere, by a trace that nobody looks at.
+
+        Operators that take functions may look; transforms such as vmap leave their level behind.
+        """
+        targets = [node.target for node in self.module.graph.nodes if node.op == "call_function"]
+        places = [str(getattr(target, "__module__", "")) for target in targets]
+        takes_functions = any(isinstance(target, HigherOrderOperator) for target in targets)
+        return not takes_functions and not any("_functorch" in place for place in places)
 
 
 class _Runner(fx.Interpreter):

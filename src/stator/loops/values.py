@@ -34,6 +34,7 @@ class Result:
     size: tuple[Index, ...]
     dtype: DType
     device: str = "cpu"  # kind of device that it lies on, by torch's name
+    is_read: bool = True  # whether anybody reads it, if it is one of several
 
 
 @dataclass(frozen=True, slots=True, eq=False)

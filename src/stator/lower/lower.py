@@ -339,7 +339,7 @@ class Lowering:
             return "Options.numerics: its kernel does not give eager's bits"
         results = node.meta.get("val")
         several = isinstance(results, tuple | list)
-        read = {user.args[1] for user in node.users if user.target is operator.getitem}
+        read = _parts_read(node) if several else {0}
         for position, result in enumerate(results if several else (results,)):
             reason = why_unsupported(result, self.sizes, self.target.device)
             absent = several and (result is None or reason == "no elements")
@@ -359,7 +359,11 @@ class Lowering:
             return self._pointwise(table.POINTWISE[node.target], node, args, kwargs)
         rules = table.RULES if node.target in table.RULES else table.VIEW_RULES
         if isinstance(meta, tuple | list):
-            result: Any = tuple(m if m is None else result_of(m, self.sizes) for m in meta)
+            read = _parts_read(node)
+            result: Any = tuple(
+                m if m is None else replace(result_of(m, self.sizes), is_read=number in read)
+                for number, m in enumerate(meta)
+            )
         else:
             result = result_of(meta, self.sizes)
         return rules[node.target](self, result, *args, **kwargs)
@@ -546,6 +550,13 @@ def _is_view(node: fx.Node) -> bool:
     """Whether torch's own result costs nothing: a view, or a part of a tensor that was split."""
     source = node.args[0] if node.target is operator.getitem else node
     return isinstance(source, fx.Node) and source.target in table.VIEW_RULES
+
+
+def _parts_read(node: fx.Node) -> set[int]:
+    """The positions of those of a node's several results that somebody reads."""
+    if any(user.target is not operator.getitem for user in node.users):
+        return set(range(len(node.meta["val"])))
+    return {user.args[1] for user in node.users}
 
 
 def _readers(node: fx.Node) -> int:

@@ -95,6 +95,11 @@ def int8_linear() -> Any:
     return _onednn_int8("qlinear_pointwise")
 
 
+def int8_linear_onto() -> Any:
+    """The same as `int8_linear`, which adds to a tensor of integers where that lies."""
+    return _onednn_int8("qlinear_pointwise.binary")
+
+
 def int8_linear_of_tensors() -> Any:
     """The same, where the scale of the input is known at run time alone."""
     return _onednn_int8("qlinear_pointwise.tensor")
@@ -111,7 +116,10 @@ def int8_convolution_of_tensors() -> Any:
 
 
 def int8_convolution_onto() -> Any:
-    """The same as `int8_convolution`, which adds to a tensor of integers where that lies."""
+    """The same as `int8_convolution`, which adds to a tensor of integers where that lies.
+
+    What it returns is a copy of that.
+    """
     return _onednn_int8("qconv2d_pointwise.binary")
 
 

@@ -16,8 +16,9 @@ from stator.loops.build import Body, cast, const
 from stator.loops.index import Index
 from stator.loops.ir import Combine, Expr, IndexValue
 from stator.loops.values import Builder, Point, Result, Updates, Value, flat, unflat
-from stator.ops.arguments import settled
+from stator.ops.arguments import probe, settled
 from stator.ops.index import place_at
+from stator.ops.rising import Rising
 from stator.ops.table import lowers
 from stator.ops.window import (
     MOST_UNROLLED,
@@ -127,10 +128,48 @@ def _largest(
         return None
     values, numbers = result
     pool = _pool(t, values, x, windows, _lowest(x.dtype.computed_in))
-    top = pool.combined(t, values.size, Combine.MAX)
+    rising = Rising.of if numbers.is_read else Rising.of_any
+    top = _of_inner(t, values, pool, x, rising) or pool.combined(t, values.size, Combine.MAX)
     if pool.count > MOST_UNROLLED:
         return top, _found_number(t, pool, numbers, top)
     return top, Value(numbers.size, DType.I64, lambda point: _first_number(pool, point))
+
+
+def _of_inner(
+    t: Builder, result: Result, pool: Pool, x: Value, rising: Callable[[Expr], Rising | None]
+) -> Value | None:
+    """What is computed of numbers, one each, of the largest number of each window.
+
+    max(f(x[i]), f(x[j]), …) = f(max(x[i], x[j], …)), f never falling; None where f may.
+    """
+    found = rising(probe(x))
+    if found is None or not all(map(_is_never_empty, pool.windows)):
+        return None
+    # Half precision is kept as such, though it is computed in more.
+    kind = x.dtype if x.dtype.computed_in is found.inner.dtype else found.inner.dtype
+
+    def inner(point: Point) -> Expr:
+        own = rising(x.load(point))
+        assert own is not None, "it is the same function at every point"
+        return own.inner
+
+    whole = _pool(t, result, Value(x.size, kind, inner), pool.windows, _lowest(kind.computed_in))
+    top = whole.combined(t, result.size, Combine.MAX)
+    if pool.count > MOST_UNROLLED:  # the loop is there already
+        return Value(result.size, result.dtype, lambda point: found.at(top.load(point)))
+    floats = pool.combined(t, result.size, Combine.MAX)
+
+    def load(point: Point) -> Expr:
+        # Somebody may have had it put in memory since, as floats.
+        is_computed = rising(probe(x)) is not None
+        return found.at(top.load(point)) if is_computed else floats.load(point)
+
+    return Value(result.size, result.dtype, load)
+
+
+def _is_never_empty(window: Window) -> bool:
+    """Whether no window lies outside of the dimension: the largest of nothing is -inf."""
+    return not isinstance(window, Sliding) or (window.apart == 1 and window.before < window.size)
 
 
 def _first_number(pool: Pool, point: Point) -> Expr:

@@ -17,6 +17,7 @@ from stator.loops.ir import Combine, Expr
 from stator.loops.values import Builder, Point, Result, Value
 from stator.ops.arguments import dim_of
 from stator.ops.reduce import combined, read_twice
+from stator.ops.rising import Rising
 from stator.ops.table import lowers
 from stator.torch_api import decomposed_quantization
 
@@ -33,6 +34,7 @@ _b = Body()
 
 _TORCHS: Final = {ours: theirs for theirs, ours in TORCH_DTYPES.items()}
 _WIDE: Final = (DType.F32, DType.F64)
+LEAST_SCALE: Final = 1e-30  # below, products are denormal and lose digits
 _BOUNDS: Final = {DType.I8: (-128, 127), DType.U8: (0, 255), DType.I16: (-32768, 32767)}
 
 
@@ -51,7 +53,11 @@ def quantize_per_tensor(
     inverse = _inverse(t, scale)
 
     def load(point: Point) -> Expr:
-        whole = _b.round(_b.mul(cast(x.load(point), DType.F32), inverse))
+        given = x.load(point)
+        before = _undone(given, scale, zero_point)
+        if before is not None and before.dtype is result.dtype and _is_all(low, high, before.dtype):
+            return before
+        whole = _b.round(_b.mul(cast(given, DType.F32), inverse))
         return _clamped(_b.add(whole, _only(zero_point, DType.F32)), low, high)
 
     return Value(result.size, result.dtype, load)
@@ -76,10 +82,36 @@ def dequantize_per_tensor(
         return None
 
     def load(point: Point) -> Expr:
-        apart = _b.sub(cast(x.load(point), DType.F32), _only(zero_point, DType.F32))
-        return _b.mul(apart, _only(scale, DType.F32))
+        return _real(x.load(point), scale, zero_point)
 
     return Value(result.size, result.dtype, load)
+
+
+def _real(whole: Expr, scale: Any, zero_point: Any) -> Expr:
+    """(x - zero_point) * scale"""
+    apart = _b.sub(cast(whole, DType.F32), _only(zero_point, DType.F32))
+    return _b.mul(apart, _only(scale, DType.F32))
+
+
+def _undone(given: Expr, scale: Any, zero_point: Any) -> Expr | None:
+    """The integer that was dequantised by the same numbers, of which quantising makes it again.
+
+    It is at most 2**16 from the zero point.  Four roundings, of the scale, of its inverse and of
+    two products, move it by 2**-6 at most, which the last one takes back.
+    """
+    rising = Rising.of(given)
+    if rising is None or not isinstance(scale, float) or not isinstance(zero_point, int):
+        return None
+    is_usual = LEAST_SCALE < scale < 1 / LEAST_SCALE and rising.inner.dtype in _BOUNDS
+    if not is_usual or _real(rising.inner, scale, zero_point) is not given:
+        return None
+    least, most = _BOUNDS[rising.inner.dtype]
+    return rising.inner if least <= zero_point <= most else None
+
+
+def _is_all(low: Any, high: Any, dtype: DType) -> bool:
+    """Whether no integer of a type is beyond the bounds."""
+    return (low, high) == _BOUNDS[dtype]
 
 
 @lowers(quantized.quantize_per_channel.default)

@@ -16,12 +16,13 @@ from torch import Tensor
 
 from stator.ops.libraries import (
     int8_convolution_onto,
+    int8_linear_onto,
     onednn_convolution_onto,
     onednn_convolution_plus,
 )
 from stator.torch_api import run_on_copies
 
-ADDED: Final = 6  # the place of the tensor that a convolution of integers is added to
+ADDED: Final = 6  # the place of the tensor that a convolution or product of integers is added to
 
 
 def written(operator: Any, copied: Sequence[int], /, **arguments: Any) -> tuple[Any, ...]:
@@ -40,6 +41,14 @@ def int8_convolution_plus(*arguments: Any) -> Tensor:
     return made
 
 
+def int8_linear_plus(*arguments: Any) -> Tensor:
+    """A product of integers, added to a copy of a tensor of integers."""
+    given = list(arguments)
+    given[ADDED] = given[ADDED].clone()
+    made: Tensor = int8_linear_onto()(*given)
+    return made
+
+
 @dataclass(frozen=True, slots=True)
 class Onto:
     """An operator that adds to one of its arguments, where that lies."""
@@ -53,6 +62,8 @@ def onto(target: Any) -> Onto | None:
     """What does the work of `target` in the memory of an argument; None if nothing does."""
     if target is int8_convolution_plus:
         return Onto(int8_convolution_onto(), ADDED, lambda given: given)
+    if target is int8_linear_plus:
+        return Onto(int8_linear_onto(), ADDED, lambda given: given)
     if target is not None and target is onednn_convolution_plus():
         return Onto(onednn_convolution_onto(), 1, lambda given: (given[1], given[0], *given[2:]))
     return None

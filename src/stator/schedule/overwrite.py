@@ -54,7 +54,7 @@ def overwrite_dying(
     for number, group in enumerate(groups):
         if isinstance(group.alone, Extern) and (name := own.added_to(number, group.alone.node)):
             targets[group.alone.name] = name
-            own.gone.add(name)
+            own.gone.add(own.source(name))
         if group not in kernels or group.alone is not None:
             continue
         for member in group.members:
@@ -83,14 +83,23 @@ class _Own:
         self.last: dict[str, int] = {}
         self.totals = dict(donated)  # elements of those that may be stored over
         self.makers = dict.fromkeys(donated, -1)
+        self.sources = _sources(groups)
         self.gone: set[str] = set()
         for number, group in enumerate(groups):
             self.last.update(dict.fromkeys(group.reads, number))
+            self.last.update({self.source(name): number for name in group.reads})
             made = dict(_fresh(group, sizes))
             self.totals |= made
             self.makers |= dict.fromkeys(made, number)
+        # Those that calls may add to have other names as long as nobody keeps them.
+        kept = {self.source(name) for name in {*outside, *_looked_at(groups, self.sources)}}
+        self.free = self.totals.keys() - kept
         for name in {*outside, *_looked_at(groups)}:
             self.totals.pop(name, None)
+
+    def source(self, name: str) -> str:
+        """The value whose memory a name stands for."""
+        return self.sources.get(name, name)
 
     def dying(self, number: int, member: Compute) -> list[str]:
         """Values as large as the member's that nobody reads behind its group.
@@ -119,8 +128,10 @@ class _Own:
         before, after = (value.meta["val"] for value in (old, node))
         layouts = [(one.dtype, one.size(), one.stride()) for one in (before, after)]
         alike = layouts[0] == layouts[1]
-        is_free = old.name in self.totals and old.name not in self.gone
-        return old.name if alike and is_free and self.last[old.name] == number else None
+        source = self.source(old.name)
+        others = [one for one in node.all_input_nodes if self.source(one.name) == source]
+        is_free = source in self.free and source not in self.gone and others == [old]
+        return old.name if alike and is_free and self.last[source] == number else None
 
 
 def _fresh(group: Group, sizes: Sizes) -> Iterator[tuple[str, Index]]:
@@ -161,13 +172,24 @@ def _is_fresh(target: Any) -> bool:
     return keeps_nothing(target) or onto(target) is not None
 
 
-def _looked_at(groups: Sequence[Group]) -> set[str]:
-    """Values whose memory has a second name, or is kept by somebody."""
+def _sources(groups: Sequence[Group]) -> dict[str, str]:
+    """Names of permutations, and of the values whose memory they are."""
+    found: dict[str, str] = {}
+    for group in groups:
+        node = group.alone.node if isinstance(group.alone, Extern) else None
+        if node is not None and node.target is torch.ops.aten.permute.default:
+            (source,) = node.all_input_nodes
+            found[node.name] = found.get(source.name, source.name)
+    return found
+
+
+def _looked_at(groups: Sequence[Group], known: Mapping[str, str] | None = None) -> set[str]:
+    """Values whose memory has a second name that is not known, or is kept by somebody."""
     found = set()
     for group in groups:
         match group.alone:
             case Extern(node=node) if node.target is not operator.getitem:
-                if not _is_fresh(node.target):
+                if not _is_fresh(node.target) and node.name not in (known or {}):
                     found |= {source.name for source in node.all_input_nodes}
             case None | Extern():
                 pass

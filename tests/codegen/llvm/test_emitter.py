@@ -11,12 +11,15 @@ from stator.codegen.llvm.emitter import (
     MOST_OUTCOMES,
     _is_little,
     _steady_choices,
+    is_within_32_bits,
     neutral,
 )
 from stator.codegen.llvm.jit import module_text
 from stator.codegen.llvm.writer import numbered
 from stator.core.dtypes import DType
-from stator.loops.ir import Combine, Kernel
+from stator.loops.build import Body, const
+from stator.loops.index import Index
+from stator.loops.ir import Buffer, Combine, Expr, Kernel, Load
 from stator.loops.parse import parse
 from tests.codegen.llvm.execute import compiled
 
@@ -196,3 +199,44 @@ def test_vectors_of_several_registers_have_fewer_copies() -> None:
     text = "br i1 %v, label %a, label %b, !llvm.loop !{lanes:16x4}"
     for registers, copies in ((1, 4), (2, 2), (4, 1), (8, 1)):
         assert f'!"llvm.loop.interleave.count", i32 {copies}' in numbered(text, registers)
+
+
+b = Body()
+X: Final = Load(DType.F32, Buffer("x", DType.F32, Index.of(8)), Index.of(0))
+
+
+@pytest.mark.parametrize(
+    ("expr", "is_small"),
+    [
+        (X, False),
+        (b.min(b.max(X, 0.0), 255.0), True),
+        (b.max(b.min(X, 255.0), -128.0), True),
+        (b.min(b.max(b.min(X, 1e30), 0.0), 9.0), True),
+        (b.min(X, 255.0), False),
+        (b.max(X, 0.0), False),
+        (b.min(b.max(X, 0.0), 2.0**31), False),
+        (b.min(b.max(X, -(2.0**32)), 0.0), False),
+        (b.min(b.max(X, X), 255.0), False),
+        (b.add(b.min(b.max(X, 0.0), 255.0), 1e10), False),
+        (b.min(b.max(X, const(float("nan"), DType.F32)), 255.0), False),
+    ],
+    ids=str,
+)
+def test_limits_say_how_wide_a_number_is(expr: Expr, is_small: bool) -> None:
+    assert is_within_32_bits(expr) is is_small
+
+
+@pytest.mark.parametrize("target", [DType.U8, DType.I8, DType.I16], ids=repr)
+def test_numbers_within_limits_become_integers_as_others_do(target: DType) -> None:
+    kernel = compiled(f"""
+kernel limited
+  buffer x: f32[n]
+  buffer out: {target!r}[n]
+  buffer other: {target!r}[n]
+  outer i: n
+  stage
+    out[i] = {target!r}(min(max(mul(x[i], 100.0:f32), -1000.0:f32), 1000.0:f32))
+    other[i] = {target!r}(min(mul(x[i], 100.0:f32), 1000.0:f32))
+""")
+    for n in (1, 17, 100):
+        kernel.require({"n": n})

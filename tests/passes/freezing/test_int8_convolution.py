@@ -146,10 +146,20 @@ def test_one_behind_the_other_passes_bytes_on() -> None:
 
 
 def residual(x: Tensor, w: Tensor, scales: Tensor, b: Tensor) -> Tensor:
-    weight = dequantized_weight(w, scales)
-    y = dequantized(requantized(F.conv2d(dequantized(x), weight, b), torch.uint8))
-    z = dequantized(requantized(F.conv2d(y, weight, b).relu(), torch.uint8))
-    return requantized((F.conv2d(z, weight, b) + y).relu(), torch.uint8)
+    weight, around = dequantized_weight(w, scales), w.size(-1) // 2
+
+    def convolved(image: Tensor) -> Tensor:
+        return F.conv2d(image, weight, b, padding=around)
+
+    y = dequantized(requantized(convolved(dequantized(x)), torch.uint8))
+    z = dequantized(requantized(convolved(y).relu(), torch.uint8))
+    return requantized((convolved(z) + y).relu(), torch.uint8)
+
+
+def twice(x: Tensor, w: Tensor, scales: Tensor, b: Tensor) -> Tensor:
+    y = dequantized(residual(x, w, scales, b))
+    z = dequantized(requantized(F.conv2d(y, dequantized_weight(w, scales), b), torch.uint8))
+    return requantized(F.conv2d(z, dequantized_weight(w, scales), b) + y, torch.uint8)
 
 
 def read_later(x: Tensor, w: Tensor, scales: Tensor, b: Tensor) -> Tensor:
@@ -196,33 +206,71 @@ def to_the_input(x: Tensor, w: Tensor, scales: Tensor, b: Tensor) -> Tensor:
 def test_sums_with_integers_that_nobody_reads_later_are_inside(
     fn: Callable[..., Tensor], inside: bool
 ) -> None:
-    inputs = image(2, 16, 9, 8, last=True), *weight_of(16, 16, 1, 1), torch.randn(16)
-    names, notes = check(fn, *inputs)
-    assert any("int8_convolution_plus" in name for name in names) == inside
-    assert any("add" in note and "inside" in note for note in notes) == inside
+    for side, name in ((1, "int8_linear_plus"), (3, "int8_convolution_plus")):
+        if side > 1 and fn is not residual:  # of another size than what is added
+            continue
+        inputs = image(2, 16, 9, 8, last=True), *weight_of(16, 16, side, side), torch.randn(16)
+        names, notes = check(fn, *inputs)
+        assert any(name in called_ for called_ in names) == inside
+        assert any("add" in note and "inside" in note for note in notes) == inside
 
 
-def test_sums_are_added_where_the_integers_lie(tmp_path: Path) -> None:
-    inputs = image(2, 16, 9, 8, last=True), *weight_of(16, 16, 1, 1), torch.randn(16)
+class Frozen(torch.nn.Module):
+    """A function of an image and of weights."""
 
-    class Model(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            for number, tensor in enumerate(inputs[1:]):
-                self.register_buffer(f"b{number}", tensor)
+    def __init__(self, fn: Callable[..., Tensor], *weights: Tensor) -> None:
+        super().__init__()
+        self.fn = fn
+        for number, tensor in enumerate(weights):
+            self.register_buffer(f"b{number}", tensor)
 
-        def forward(self, x: Tensor) -> Tensor:
-            return residual(x, self.b0, self.b1, self.b2)
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fn(x, *self.buffers())
 
-    model, options = Model(), {"freezing": True, "dump_dir": str(tmp_path)}
+
+@pytest.mark.parametrize(
+    ("fn", "side", "operator", "count"),
+    [
+        (residual, 1, "onednn.qlinear_pointwise.binary", 1),
+        (residual, 3, "onednn.qconv2d_pointwise.binary", 1),
+        (twice, 1, "onednn.qlinear_pointwise.binary", 2),
+    ],
+)
+def test_sums_are_added_where_the_integers_lie(
+    fn: Callable[..., Tensor],
+    side: int,
+    operator: str,
+    count: int,
+    tmp_path: Path,
+) -> None:
+    x, *weights = image(2, 16, 9, 8, last=True), *weight_of(16, 16, side, side), torch.randn(16)
+    model = Frozen(fn, *weights)
+    options = {"freezing": True, "dump_dir": str(tmp_path)}
     compiled = torch.compile(model, backend="stator", options=options)
     with torch.no_grad():
-        expected = model(inputs[0])
+        expected = model(x)
         for _ in range(2):
-            distance = (compiled(inputs[0]).int() - expected.int()).abs()
+            distance = (compiled(x).int() - expected.int()).abs()
             assert distance.max() <= 1
+            assert (distance > 0).float().mean() <= 0.01
     (plan,) = tmp_path.rglob("forward_plan.txt")
-    assert plan.read_text().count("onednn.qconv2d_pointwise.binary") == 1
+    assert plan.read_text().count(operator) == count
+    assert "int8_linear_plus(" not in plan.read_text()  # which would copy
+
+
+def test_what_a_returned_tensor_lies_in_is_not_added_to(tmp_path: Path) -> None:
+    def both(x: Tensor, w: Tensor, scales: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        weight = dequantized_weight(w, scales)
+        whole = requantized(F.conv2d(dequantized(x), weight, b), torch.uint8)
+        y = dequantized(whole)
+        return whole, requantized(F.conv2d(y, weight, b).relu() + y, torch.uint8)
+
+    x, *weights = image(2, 16, 9, 8, last=True), *weight_of(16, 16, 1, 1), torch.randn(16)
+    model = Frozen(both, *weights)
+    compiled = torch.compile(model, backend="stator", options={"freezing": True})
+    with torch.no_grad():
+        for found, expected in zip(compiled(x), model(x), strict=True):
+            assert (found.int() - expected.int()).abs().max() <= 1
 
 
 def transposed(x: Tensor, w: Tensor, scales: Tensor, b: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -127,6 +128,19 @@ def _count_nodes(body: Sequence[Statement], settled: Mapping[Condition, bool]) -
 def is_computed(index: Index) -> bool:
     """Whether the index holds a number that the program computes."""
     return any(isinstance(atom, Element) for atom in index_parts(index))
+
+
+def is_within_32_bits(expr: Expr) -> bool:
+    """Whether limits say that a value, if it is a number, is a signed one of 32 bits."""
+    limits: dict[Prim, float] = {}
+    while isinstance(expr, Apply) and expr.prim in (Prim.MIN, Prim.MAX):
+        inside, limit = expr.args
+        if not isinstance(limit, Const):
+            return False
+        limits.setdefault(expr.prim, float(limit.value))
+        expr = inside
+    low, high = limits.get(Prim.MAX, -math.inf), limits.get(Prim.MIN, math.inf)
+    return low >= -(1 << 31) and high < 1 << 31
 
 
 def neutral(combine: Combine, dtype: DType) -> str:
@@ -326,7 +340,8 @@ class Emitter(Indices):
                 args = [self.value(arg) for arg in expr.args]
                 return emit_prim(self.w, expr.prim, args, expr.args[-1].dtype)
             case Cast():
-                return convert(self.w, self.value(expr.value), expr.value.dtype, expr.dtype)
+                value, is_small = self.value(expr.value), is_within_32_bits(expr.value)
+                return convert(self.w, value, expr.value.dtype, expr.dtype, is_small=is_small)
             case IndexValue():
                 return convert(self.w, self.index(expr.index), DType.I64, expr.dtype)
             case Accumulated():

@@ -16,6 +16,7 @@ from stator.codegen.llvm.list_entry import call_rows, emit_list, parameters_of
 from stator.codegen.llvm.rows import Rows
 from stator.codegen.llvm.scans import Scans, is_scan
 from stator.codegen.llvm.shape import arguments_of, outer_count, symbols_of, transposed
+from stator.codegen.llvm.short import with_last_written_out
 from stator.codegen.llvm.tiles import Tiles
 from stator.codegen.llvm.writer import Writer
 from stator.loops.ir import Kernel
@@ -24,6 +25,7 @@ from stator.schedule.columns import is_columnar
 
 def emit_kernel(kernel: Kernel) -> str:
     """LLVM text of the three functions, without the math that they call."""
+    kernel = with_last_written_out(kernel)
     if kernel.is_list:
         return "\n".join((_rows(kernel), emit_list(kernel)))
     return "\n".join((_rows(kernel), _thread(kernel), _entry(kernel)))

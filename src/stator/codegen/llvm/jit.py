@@ -7,9 +7,11 @@ that torch itself uses, so that kernels and eager operators share one pool.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Final
 
 from stator.codegen.llvm import math
@@ -30,6 +32,10 @@ _ATTRIBUTES: Final = (
 # reach them, and llvmlite's memory manager foresees a table, not the jumps that are the other way.
 _THROUGH_A_TABLE: Final = """!llvm.module.flags = !{!1000000}
 !1000000 = !{i32 7, !"RtLibUseGOT", i32 1}"""
+
+KEPT_TEXTS: Final = 64  # graphs that are alike call their kernels alike
+# Machines that nobody uses, at most as many as threads ever compiled at once.
+_idle: Final[defaultdict[tuple[int, str | None], list[Any]]] = defaultdict(list)
 
 _INTRINSICS: Final = {  # name: number of arguments
     "fabs": 1,
@@ -96,25 +102,29 @@ def compile_kernels(kernels: Iterable[Kernel], processor: str, registers: int = 
     `registers`: how many of them hold 512 bits.
     """
     parsed = _parsed(module_text(kernels, registers, shares=True))
-    _optimize(parsed, _new_target_machine(processor=processor))
-    return _object(parsed, _new_target_machine(processor=processor))
+    with _machine(processor=processor) as machine:
+        _optimize(parsed, machine)
+        return _object(parsed, machine)
 
 
 def load(kernels: Iterable[Kernel]) -> Module:
     """Compile `kernels` and make them callable."""
     kernels = list(kernels)
     parsed = _parsed(module_text(kernels))
-    _optimize(parsed, _new_target_machine())
-    data = _object(parsed, _new_target_machine()) if can_load() else b""
+    with _machine() as machine:
+        _optimize(parsed, machine)
+        data = _object(parsed, machine) if can_load() else b""
     code = load_object(data, library_function) if can_load() else _Engine(parsed)
     entries = {k.name: _signature(k)(code.address(k.name)) for k in kernels}
     return Module(tuple(kernels), code, entries, data)
 
 
+@lru_cache(KEPT_TEXTS)
 def compile_text(text: str, processor: str | None = None) -> bytes:
     """An object file of LLVM text that is called seldom: made quickly, not to be quick."""
     parsed = _parsed("\n".join((text, _THROUGH_A_TABLE)))
-    return _object(parsed, _new_target_machine(opt=0, processor=processor))
+    with _machine(opt=0, processor=processor) as machine:
+        return _object(parsed, machine)
 
 
 def _parsed(text: str) -> Any:
@@ -168,9 +178,9 @@ def _signature(kernel: Kernel) -> Any:
 def assembly(kernels: Iterable[Kernel]) -> str:
     """Assembly text of `kernels`, for people."""
     parsed = _llvm().parse_assembly(module_text(kernels))
-    machine = _new_target_machine()
-    _optimize(parsed, machine)
-    text: str = machine.emit_assembly(parsed)
+    with _machine() as machine:
+        _optimize(parsed, machine)
+        text: str = machine.emit_assembly(parsed)
     return text
 
 
@@ -201,6 +211,24 @@ def _llvm() -> Any:
     llvm.initialize_native_asmprinter()
     llvm.initialize_native_asmparser()  # libraries ask the processor what it can, by an instruction
     return llvm
+
+
+@contextmanager
+def _machine(opt: int = 3, processor: str | None = None) -> Iterator[Any]:
+    """One for the processor, which nobody else has meanwhile.
+
+    What it knows of a processor it works out when first asked, a sixth of the time of a small
+    kernel: so it is kept for the next module.
+    """
+    idle = _idle[opt, processor]
+    try:
+        machine = idle.pop()
+    except IndexError:
+        machine = _new_target_machine(opt, processor)
+    try:
+        yield machine
+    finally:
+        idle.append(machine)
 
 
 def _new_target_machine(opt: int = 3, processor: str | None = None) -> Any:

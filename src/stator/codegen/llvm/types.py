@@ -91,8 +91,8 @@ def _to_bf16(w: Writer, value: str) -> str:
     return w.let(f"trunc i32 {chosen} to i16")
 
 
-def convert(w: Writer, value: str, source: DType, target: DType) -> str:
-    """A computed value in another type."""
+def convert(w: Writer, value: str, source: DType, target: DType, *, is_small: bool = False) -> str:
+    """A computed value in another type; `is_small`: it is within 32 bits, or NaN."""
     source, target = source.computed_in, target.computed_in
     if source is target:
         return value
@@ -102,20 +102,22 @@ def convert(w: Writer, value: str, source: DType, target: DType) -> str:
             return w.let(f"fcmp une {kind} {value}, 0.0")
         return w.let(f"icmp ne {kind} {value}, 0")
     if source.is_float:
-        return _from_float(w, value, source, target)
+        return _from_float(w, value, source, target, is_small)
     if target.is_float:
         operation = "sitofp" if source.is_signed else "uitofp"
         return w.let(f"{operation} {register(source)} {value} to {register(target)}")
     return _between_integers(w, value, source, target)
 
 
-def _from_float(w: Writer, value: str, source: DType, target: DType) -> str:
+def _from_float(w: Writer, value: str, source: DType, target: DType, is_small: bool) -> str:
     kind = register(source)
     if target.is_float:
         operation = "fpext" if target is DType.F64 else "fptrunc"
         return w.let(f"{operation} {kind} {value} to {register(target)}")
     # Narrow types go through a wider one and wrap, as eager's conversion does.
-    through = DType.I64 if target in (DType.I64, DType.U8) else DType.I32
+    # NaN is the least number of either, whose low bits are 0.
+    is_wide = target is DType.I64 or (target is DType.U8 and not is_small)
+    through = DType.I64 if is_wide else DType.I32
     wide = w.let(f"fptosi {kind} {value} to {register(through)}")
     return _between_integers(w, wide, through, target)
 

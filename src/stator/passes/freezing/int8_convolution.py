@@ -16,9 +16,9 @@ from stator.graph.edit import drop_unread
 from stator.graph.run import Ctx
 from stator.ops.libraries import int8_convolution as onednn_convolution
 from stator.ops.libraries import int8_convolution_of_tensors
-from stator.ops.packs import int8_convolution_weight
+from stator.ops.packs import int8_convolution_weight, int8_linear_weight
 from stator.ops.quantize import quantized
-from stator.ops.writes import ADDED, int8_convolution_plus
+from stator.ops.writes import ADDED, int8_convolution_plus, int8_linear_plus
 from stator.passes.freezing.quantized import (
     BOUNDED,
     DEQUANTIZE,
@@ -36,6 +36,8 @@ aten = torch.ops.aten
 INSIDE: Final = frozenset({"relu", "hardtanh", "hardswish", "swish"})
 CHOOSERS: Final = (quantized.choose_qparams.tensor, quantized.choose_qparams_symmetric.tensor)
 LAST: Final = {4: torch.channels_last, 5: torch.channels_last_3d}
+TO_ROWS: Final = [0, 2, 3, 1]  # an image, pixel by pixel
+FROM_ROWS: Final = [0, 3, 1, 2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,8 @@ def int8_convolution(graph: fx.Graph, ctx: Ctx) -> int:
 
     A sum with other integers that nobody reads later is inside as well: the library adds to them
     where they lie.  Its result lies channels last; where it lay otherwise, a clone puts it back.
+    A convolution of single pixels with a sum is a product of their channels: a convolution returns
+    a copy of what it added to, a product does not.
     """
     if onednn_convolution() is None:
         return 0
@@ -75,7 +79,10 @@ def int8_convolution(graph: fx.Graph, ctx: Ctx) -> int:
             inside = INSIDE if ctx.has_python else INSIDE - BOUNDED
             tail = Tail.of([node], frozenset()) if plain else Tail.of([node], inside, may_add)
             ctx.record.notes.append(f"{node.name} {tail.told()}")
-            _rewrite(found, tail)
+            if ctx.has_python and _is_product(found, tail):
+                _rewrite_as_product(found, tail)
+            else:
+                _rewrite(found, tail)
             changed += 1
     drop_unread(graph)
     return changed
@@ -147,6 +154,50 @@ def _rewrite(found: Convolution, tail: Tail) -> None:
     tail.take_place(moved(_put_back(made, node.meta["val"], builder), tail.moves, builder))
 
 
+def _is_product(found: Convolution, tail: Tail) -> bool:
+    """Whether a convolution with a sum is a product of the channels of each pixel."""
+    _, _, _, stride, padding, dilation, _, _, groups = found.node.args
+    numbers = (*stride, *padding, *dilation, groups, *found.weight.node.meta["val"].size()[2:])
+    return (
+        tail.plus is not None
+        and tail.activation.name in ("none", "relu")
+        and not found.image.moves
+        and numbers == (1, 1, 0, 0, 1, 1, 1, 1, 1)
+    )
+
+
+def _rewrite_as_product(found: Convolution, tail: Tail) -> None:
+    node, graph, weight, old = found.node, found.node.graph, found.weight, tail.plus
+    assert old is not None, "one with a sum"
+    builder = Builder(graph, tail.last)
+    image, added = (_rows(n, builder) for n in (_laid(found.image, builder), _unlaid(old.source)))
+    size = list(image.meta["val"].size())
+    shape = size if all(isinstance(n, int) for n in size) else None
+    matrix = builder.call(aten.squeeze.dims, weight.node, [2, 3])
+    scale, zero_point, dtype = tail.output
+    with graph.inserting_before(tail.last):
+        packed = graph.call_function(int8_linear_weight, (matrix, weight.zero_points, shape))
+        packed.meta = {"val": matrix.meta["val"].t()}
+        scales, points = weight.prepared(graph)
+        arguments: tuple[Any, ...] = (image, found.image.scale, found.image.zero_point, packed)
+        arguments += (scales, points, added, node.args[2], scale, zero_point, dtype)
+        arguments += (old.scale, old.zero_point, "sum", 1.0, tail.activation.name, [], "")
+        made = graph.call_function(int8_linear_plus, arguments)
+    value = node.meta["val"]
+    made.meta = {**node.meta, "val": value.new_empty(added.meta["val"].size(), dtype=dtype)}
+    laid = builder.call(aten.permute.default, made, FROM_ROWS)
+    tail.take_place(moved(_put_back(laid, value, builder), tail.moves, builder))
+
+
+def _rows(image: fx.Node, builder: Builder) -> fx.Node:
+    """An image that lies channels last, pixel by pixel; what was such before, as it was."""
+    if image.target is aten.permute.default and image.args[1] == FROM_ROWS:
+        source = image.args[0]
+        assert isinstance(source, fx.Node), "a permutation is one of a tensor"
+        return source
+    return builder.call(aten.permute.default, image, TO_ROWS)
+
+
 def _may_add(image: fx.Node, makers: tuple[Any, ...] | None, old: Integers, add: fx.Node) -> bool:
     """Whether the library, which reads `image`, may add to the integers where they lie.
 
@@ -161,7 +212,9 @@ def _may_add(image: fx.Node, makers: tuple[Any, ...] | None, old: Integers, add:
         return False
     if not node.meta["val"].is_contiguous(memory_format=last):
         return False
-    found = (user for reader in (node, old.source) for user in _reads(reader))
+    # Other readers of the pixels that an image is made of read its memory, too.
+    pixels = [node.args[0]] if node.target is aten.permute.default else []
+    found = (user for reader in (node, old.source, *pixels) for user in _reads(reader))
     return all(user is add or user < add for user in found)
 
 
