@@ -77,12 +77,17 @@ def close(one: Tensor, other: Tensor) -> None:
 def test_steps_of_training(pools: list[Pool]) -> None:
     model, twin, compiled = pair()
     optimizers = [torch.optim.SGD(one.parameters(), lr=0.05) for one in (model, twin)]
-    for _ in range(7):
-        x = torch.randn(4, 16)
+    # Inputs and gradients of all steps are held: one that lay twice at the same address by chance
+    # would be taken for one that stays, and recorded once more when the next lies elsewhere.
+    inputs = [torch.randn(4, 16) for _ in range(7)]
+    held: list[Tensor] = []
+    for x in inputs:
         calls: list[Callable[..., Tensor]] = [model, compiled]
         for optimizer, call in zip(optimizers, calls, strict=True):
             optimizer.zero_grad()
-            call(x).square().sum().backward()
+            out = call(x)
+            out.register_hook(held.append)
+            out.square().sum().backward()
             optimizer.step()
         for ours, theirs in zip(twin.parameters(), model.parameters(), strict=True):
             close(ours, theirs)
