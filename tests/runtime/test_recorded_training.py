@@ -172,11 +172,10 @@ def test_inference_in_several_sizes(pools: list[Pool]) -> None:
     model, _, _ = pair()
     options = {"strict": True, "cache": False}
     compiled = torch.compile(model, backend="stator", dynamic=True, options=options)
+    inputs = [torch.randn(length, 16) for _ in range(4) for length in (3, 5, 7)]  # alive to the end
     with torch.no_grad():
-        for _ in range(4):
-            for length in (3, 5, 7):
-                x = torch.randn(length, 16)
-                close(compiled(x), model(x))
+        for x in inputs:
+            close(compiled(x), model(x))
 
     assert pools[0].recorded == 3
 
