@@ -79,6 +79,23 @@ def test_budget_nothing_keeps_no_output_either() -> None:
     assert all(node.op == "placeholder" for node in cut.kept)
 
 
+def test_an_output_that_a_thin_cut_keeps_is_computed_first_like_the_rest() -> None:
+    def with_hidden(x: Tensor, *weights: Tensor) -> list[Tensor]:
+        """The last hidden state is the caller's too, by a view that a product reads."""
+        for weight in weights:
+            x = x + (x @ weight).sigmoid() * x.tanh()
+        hidden = F.layer_norm(x, [16]).view(4, 16, 16)
+        return [hidden.view(64, 16) @ weights[0], hidden]
+
+    joint = Joint.of(traced(with_hidden, *tower_inputs()))
+    found = candidates(simulator(joint, classify(joint)))
+
+    least = min(one.saved for one in found)
+    relayed = [one for one in found if one.cut.relays and "thinnest cut computed" in one.label]
+    assert relayed
+    assert all(one.saved == least for one in relayed)
+
+
 def test_a_larger_budget_never_takes_less_memory() -> None:
     joint, classes = facts()
     simulated = simulator(joint, classes)

@@ -78,3 +78,13 @@ def test_small_values_lie_in_the_arena() -> None:
     (span,) = Lives([small, call(1, 0)], [0], ()).spans((), ())
 
     assert span.place == ARENA
+
+
+def test_parts_of_a_result_are_there_with_the_whole() -> None:
+    def part(number: int) -> Fact:
+        return Fact(number, number, (), SIZE, SIZE, True, False, True, False, True, part_of=0)
+
+    whole = Fact(0, 0, (), 0, 0, False, False, True, False, True)
+    found = lives(whole, part(1), call(2, 1), part(3), call(4, 3)).spans((), ())
+
+    assert [(span.node, span.first) for span in found if span.node in (1, 3)] == [(1, 0), (3, 0)]

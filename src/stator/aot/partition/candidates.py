@@ -22,6 +22,7 @@ from torch import fx
 
 from stator.aot.partition.cut import cut_at, cut_keeping
 from stator.aot.partition.knapsack import SOLVERS, Solver
+from stator.aot.partition.lives import ARENA
 from stator.aot.partition.network import Cut, Network
 from stator.aot.partition.rates import prices_of
 from stator.aot.partition.simulate import Simulator
@@ -55,9 +56,22 @@ class Candidate:
         self.simulator = simulator
 
     @cached_property
+    def marks(self) -> list[int]:
+        """The most bytes of each place."""
+        return self.simulator.marks(self.cut)
+
+    @property
     def peak(self) -> int:
         """Bytes that a step under it holds at most."""
-        return self.simulator.peak(self.cut)
+        return self.simulator.steady + sum(self.marks)
+
+    @property
+    def doubt(self) -> int:
+        """Bytes of that which a plan may have more or less of: what is small.
+
+        Which of the small values are in memory, and where in the arena, the fuser decides.
+        """
+        return self.marks[ARENA]
 
     def is_within(self, most: float) -> bool:
         """Whether the peak is not above `most`; what is kept alone may answer that."""
@@ -199,8 +213,13 @@ def _key(cut: Cut) -> Hashable:
 
 
 def _own(network: Network, cut: Cut) -> list[fx.Node]:
-    """What a cut keeps that costs memory, sizes aside."""
-    return [node for node in cut.kept if network.weights[node].bytes > 64]
+    """What a cut keeps that costs memory, sizes aside; also what the caller gets anyway."""
+
+    def held(node: fx.Node) -> int:
+        made = bytes_of(node.meta.get("val")) if node.op == "call_function" else 0
+        return max(network.weights[node].bytes, made)
+
+    return [node for node in cut.kept if held(node) > 64]
 
 
 def _inputs_only(node: fx.Node, weight: Weight) -> float:

@@ -39,7 +39,10 @@ from stator.graph.verify import user_line
 
 Foresee = Callable[[Cut], int]  # the peak of a step, from finished plans
 
-SLACK: Final = 1.25  # how far the simulation may be above what plans take
+SLACK: Final = 1.25  # how far plans may take less than the simulation says
+SURE: Final = 0.005  # of the peak: what is small enough not to matter
+FEW: Final = 512  # nodes, of which a plan takes no time
+WORTH_A_PLAN: Final = 1024  # bytes that budgets can save, for each node beyond them
 LEVEL: Final = 1.0005  # peaks that differ by less, in scalars and masks, are equal
 WORTH: Final = 1 / 3  # of the bytes that a cut does not keep: it has to hold so much less at once
 NEAR: Final = 1.05  # unless its peak is as far above the least
@@ -114,11 +117,24 @@ def frontier(found: Sequence[Candidate]) -> list[Candidate]:
 
 def _within_budget(found: Sequence[Candidate], budget: float, foresee: Foresee | None) -> Candidate:
     """The cut for a share of what the first, the default, keeps: so far down the row."""
-    row = _row(found)
+    row = list(_row(found))
     room = max(budget * found[0].saved, min(one.saved for one in found))
-    if foresee is None:
+    if foresee is None or not _is_in_doubt(row):
         return next(one for one in row if one.saved <= room)
-    return _confirmed(list(row), room, foresee)
+    return _confirmed(row, room, foresee)
+
+
+def _is_in_doubt(row: Sequence[Candidate]) -> bool:
+    """Whether plans could tell what holds less where the simulation cannot, and it matters.
+
+    The simulation is right where small values are nothing beside the peak.  Where all of the row is
+    alike but for them, no budget buys memory; where there is little to buy for so many nodes, plans
+    would take longer than that is worth.
+    """
+    doubt = max(one.doubt for one in row)
+    peaks = [one.peak for one in row]
+    gain, further = max(peaks) - min(peaks), len(row[0].simulator.nodes) - FEW
+    return doubt > SURE * max(peaks) and gain > max(doubt, WORTH_A_PLAN * further)
 
 
 def _row(found: Sequence[Candidate]) -> Iterator[Candidate]:
@@ -156,22 +172,23 @@ def _row(found: Sequence[Candidate]) -> Iterator[Candidate]:
 def _confirmed(row: Sequence[Candidate], room: float, foresee: Foresee) -> Candidate:
     """The first of a row that keeps no more than `room` and is in its place by finished plans too.
 
-    That is, it holds no more than those before it, where the simulation is not sure of that, and no
-    less than the last, to which the smallest budget leads; so for every budget.
+    Plans take longest, so the row is halved: a cut in the middle stands where it holds no more than
+    what bounds it on the left and no less than what does on the right, else it is left out.  Two
+    budgets go the same way until some such cut is between them, so the smaller never holds more.
     """
     planned = cache(lambda place: foresee(row[place].cut))
-    end = len(row) - 1
-
-    def is_above_the_end(place: int) -> bool:
-        return planned(end) <= planned(place) * LEVEL
-
-    for place, one in enumerate(row[:-1]):
-        if one.saved > room or not is_above_the_end(place):
+    left, right = 0, len(row) - 1
+    between = list(range(left + 1, right))
+    while between:
+        middle = between.pop(len(between) // 2)
+        if not planned(right) <= planned(middle) * LEVEL <= planned(left) * LEVEL**2:
             continue
-        near = [i for i in range(place) if row[i].peak <= one.peak * SLACK and is_above_the_end(i)]
-        if all(planned(place) <= planned(before) * LEVEL for before in near):
-            return one
-    return row[end]
+        if row[middle].saved <= room:
+            right = middle
+        else:
+            left = middle
+        between = [place for place in between if left < place < right]
+    return row[right]
 
 
 def _within_limit(found: Sequence[Candidate], limit: int, foresee: Foresee | None) -> Candidate:

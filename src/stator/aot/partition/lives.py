@@ -32,6 +32,7 @@ class Fact:
     stores_over: bool  # a kernel that may write where it reads
     by_torch: bool  # a library makes the memory
     reduced: list[int] = field(default_factory=list)  # kernels that read it more than once
+    part_of: int | None = None  # the call that makes it, with other results
 
 
 class Span(NamedTuple):
@@ -108,8 +109,15 @@ class Lives:
             home = self.inherited.get(step)
             if home is None:
                 home = _home(fact, end == len(self.runs))
-            spans.append(self._span(fact, home, (step, end)))
+            spans.append(self._span(fact, home, (self._made(step), end)))
         return spans
+
+    def _made(self, step: int) -> int:
+        """When the value of a step comes to memory: parts of a result do with the whole."""
+        whole = self.at[step].part_of
+        while whole is not None and step and self.at[step].number != whole:
+            step -= 1
+        return step
 
     def _last_reads(self, wanted: Iterable[int]) -> dict[int, int]:
         """By value: the last step that reads it; that of a first run is another value."""

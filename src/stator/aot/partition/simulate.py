@@ -127,13 +127,20 @@ class Simulator:
             calling = Calling(node.target, node.args, node.kwargs)
             self.calls |= {number: calling} if calling.most else {}
         large = is_large(made, on_gpu=isinstance(value, torch.Tensor) and value.is_cuda)
-        return Fact(number, base, tuple(reads), size, made, large, brief, called, over, by_torch)
+        is_part = called and node.target is operator.getitem
+        whole = self.number[sources[0]] if is_part else None
+        own = (number, base, tuple(reads), size, made, large, brief, called, over, by_torch)
+        return Fact(*own, part_of=whole)
 
     def peak(self, cut: Cut) -> int:
         """The most bytes that a step holds."""
+        return self.steady + sum(self.marks(cut))
+
+    def marks(self, cut: Cut) -> list[int]:
+        """The same by place, inputs aside."""
         forward, backward = (half.most() for half in self._halves(cut))
         backward[POOL] += self.outputs
-        return self.steady + sum(map(max, forward, backward))
+        return list(map(max, forward, backward))
 
     def least(self, cut: Cut) -> int:
         """Bytes that a step holds at least: what lies between forward and backward."""
