@@ -105,7 +105,7 @@ def test_what_is_not_simple_is_left_to_the_full_trace(name: str) -> None:
     with torch.no_grad():
         inputs, mode = _inputs()
         with mode:
-            assert record(LEFT[name], inputs) is None
+            assert isinstance(record(LEFT[name], inputs), str), "it says why"
         assert not torch.is_grad_enabled()
     assert [value.requires_grad for value in inputs] == [False, True]
 

@@ -24,7 +24,7 @@ def is_recorded(program: Program, inputs: Sequence[Any], mode: Any) -> bool:
     if not may_be_quick(inputs):
         return False
     with torch.autograd.set_multithreading_enabled(False), mode:
-        return record(program, inputs) is not None
+        return not isinstance(record(program, inputs), str)
 
 
 class _Lines(TorchFunctionMode):

@@ -97,6 +97,8 @@ def trace_and_cut(
     with record.stage("trace") as progress:
         traced = trace(function, inputs, mode, as_eager=as_eager, may_run_again=may_run_again)
         progress.nodes = len(traced.module.graph.nodes)
+    if traced.why_full is not None:
+        record.notes.append(f"traced in full, which takes longer: {traced.why_full}")
     drop_unread(traced.module.graph)  # patterns count readers
     _mark_weights(traced, tools.weights)
     name = "joint" if traced.tangents else "traced"

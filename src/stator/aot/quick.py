@@ -62,8 +62,8 @@ class Recorded:
     updated: list[int]  # positions of primals that the graph itself writes to
 
 
-def record(function: Flat, inputs: Sequence[torch.Tensor]) -> Recorded | None:
-    """Run a program on fake tensors, and its backward; None if that takes more than this.
+def record(function: Flat, inputs: Sequence[torch.Tensor]) -> Recorded | str:
+    """Run a program on fake tensors, and its backward; the reason if that takes more than this.
 
     The program may run again: it has no effects beyond its tensors.
     """
@@ -71,8 +71,9 @@ def record(function: Flat, inputs: Sequence[torch.Tensor]) -> Recorded | None:
     try:
         with preserve_version(tuple(inputs)):  # which fakes of them share
             return _Quick(inputs).record(function)
-    except Exception:  # what is wrong with the program, if anything is, the full trace will say
-        return None
+    except Exception as error:  # what is wrong with the program, if anything is, the full one says
+        kind = "" if isinstance(error, NotQuickError) else f"{type(error).__name__}: "
+        return kind + str(error).partition("\n")[0]  # the interpreter adds where it was
     finally:
         torch.set_grad_enabled(grad_mode)
 
@@ -156,7 +157,7 @@ class _Quick:
         for number, value in enumerate(outputs):
             if not isinstance(value, torch.Tensor):
                 if not isinstance(value, bool | int | float | str | None):
-                    raise NotQuickError(value)
+                    raise NotQuickError(f"an output is a {type(value).__name__}")
                 self.outputs.append(OutputFact(Source.CONSTANT, constant=value))
                 continue
             trains = value.requires_grad

@@ -86,8 +86,8 @@ class Recorder(TorchDispatchMode):
     def node_of(self, value: torch.Tensor) -> fx.Node:
         """The node that computes what the tensor holds now."""
         node = self.nodes.get(id(value))
-        if node is None:  # a tensor that the program holds
-            raise NotQuickError(value)
+        if node is None:
+            raise NotQuickError("a tensor that the program holds")
         return node
 
     def __torch_dispatch__(
@@ -96,16 +96,16 @@ class Recorder(TorchDispatchMode):
         """The operator's result, which is noted; what is taken apart is noted in its parts."""
         kwargs = kwargs or {}
         if not isinstance(func, OpOverload):
-            raise NotQuickError(func)
+            raise NotQuickError(f"{func} is no plain operator")
         if func is torch.ops.prim.device.default:
             return args[0].device
         if func.namespace not in _KNOWN:
-            raise NotQuickError(func)
+            raise NotQuickError(f"{func} may do what it does not say")
         if is_taken_apart(func, args, kwargs):
             with self:
                 return func.decompose(*args, **kwargs)
         if any(tag in func.tags for tag in _OF_VALUES) and not _by_numbers(func, args):
-            raise NotQuickError(func)
+            raise NotQuickError(f"what {func} returns depends on values")
         func = _AS_FUNCTIONAL.get(func, func)
         if func is aten.detach.default:
             return self._detach(args[0])
@@ -130,9 +130,9 @@ class Recorder(TorchDispatchMode):
         form, places = _FORMS.get(func) or (_TWINS.get(func) or functional_twin(func), (0,))
         written = [args[place] for place in places]
         if form is None or torch.Tag.inplace_view in func.tags:
-            raise NotQuickError(func)
+            raise NotQuickError(f"{func} writes, and has no other form")
         if not all(map(self._may_write, written)):
-            raise NotQuickError(func)
+            raise NotQuickError(f"{func} writes to what others may see")
         if func is aten.bernoulli_.float and len(args) == 1:
             args = (*args, 0.5)  # its twin has no default
         results = self._call(form, args, kwargs)
@@ -140,7 +140,7 @@ class Recorder(TorchDispatchMode):
         for old, new in zip(written, news, strict=True):
             fits = layout_of(new) == layout_of(old) and new.dtype == old.dtype
             if not fits or self.sharing[storage_of(new)] != 1:
-                raise NotQuickError(func)
+                raise NotQuickError(f"{func} writes what does not fit there")
             self.nodes[id(old)] = self.nodes[id(new)]
             self.written.add(id(old))
         return written[0] if len(places) == 1 else results[: -len(places)]
@@ -154,7 +154,7 @@ class Recorder(TorchDispatchMode):
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The operator's result, which is noted."""
         if kwargs.get("generator") is not None:
-            raise NotQuickError(func)
+            raise NotQuickError(f"{func} draws from a generator of its own")
         nodes = self._nodes_of(args), self._nodes_of(kwargs)
         if (nodes[0] and nodes[0][-1] is None) or None in nodes[1].values():
             nodes = _without_defaults(func, *nodes)
@@ -189,7 +189,7 @@ class Recorder(TorchDispatchMode):
             for number, one in enumerate(value):
                 self._note(self._node(operator.getitem, (node, number), {}, "getitem"), one)
         elif value is not None and not isinstance(value, int):
-            raise NotQuickError(value)
+            raise NotQuickError(f"{node.target} returns a {type(value).__name__}")
         # A plain number (the longest sequence, of attention on a GPU) is the same at every call:
         # sizes are, and what depends on values did not come this far.
 

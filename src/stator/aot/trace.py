@@ -29,7 +29,7 @@ from stator.aot.backward import (
 )
 from stator.aot.metadata import InputFact, OutputFact, Program, Source, TangentPlan, ValueFact
 from stator.aot.observe import Before, Observed, observe
-from stator.aot.quick import may_be_quick, record
+from stator.aot.quick import Recorded, may_be_quick, record
 from stator.aot.statistics import settle_statistics
 from stator.aot.subclasses import (
     Layout,
@@ -79,6 +79,7 @@ class Traced:
     updated: list[int]  # positions of primals that the graph itself writes to
     backward_error: RuntimeError | None  # what eager raises when it is asked for gradients
     custom_backward: bool  # some operator's derivative is the user's: it may not be linear
+    why_full: str | None = None  # why a quick trace, which was tried, did not do
 
     # Passes may replace what the graph returns: it is read from there.
 
@@ -132,14 +133,18 @@ def trace(
             mode,  # the program's own new tensors are fake too
         ):
             stack.enter_context(context)
+        reason = None
         if may_run_again and may_be_quick(inputs):
-            quick = _traced_quickly(function, inputs)
-            if quick is not None:
-                return quick
+            quick = record(function, inputs)
+            if not isinstance(quick, str):
+                return _traced_quickly(quick)
+            reason = quick
         tracer = _Tracer(function, inputs, mode)
         module = make_fx(tracer.joint)(*tracer.plain)
     refuse_guessed_sizes(module.graph)
-    return tracer.finish(module)
+    traced = tracer.finish(module)
+    traced.why_full = reason
+    return traced
 
 
 aten = torch.ops.aten
@@ -170,11 +175,8 @@ def refuse_guessed_sizes(graph: fx.Graph) -> None:
             )
 
 
-def _traced_quickly(function: Flat, inputs: Sequence[torch.Tensor]) -> Traced | None:
-    """What the full trace would give; None if the program needs it."""
-    found = record(function, inputs)
-    if found is None:
-        return None
+def _traced_quickly(found: Recorded) -> Traced:
+    """What the full trace would give."""
     settle_statistics(found.graph)
     module = LazyGraphModule(torch.nn.Module(), found.graph, "Traced")
     return Traced(
