@@ -11,12 +11,22 @@ import pytest
 import torch
 
 from stator.core.dtypes import DType
+from stator.loops.build import const
 from stator.loops.index import Axis, Index, Leaf, Symbol
 from stator.loops.interp import NUMPY, combined
 from stator.loops.ir import Combine, Const, Expr, IndexValue, Within
 from stator.loops.values import Point, flat
 from stator.lower import split
-from stator.lower.split import FEWEST_PIECES, MOST_PIECES, Pieces, in_pieces, neutral
+from stator.lower.split import (
+    ENOUGH_PROGRAMS,
+    FEWEST_PIECES,
+    MOST_PIECES,
+    MOST_PROGRAMS,
+    Pieces,
+    in_pieces,
+    in_pieces_on_a_gpu,
+    neutral,
+)
 from tests.lower.graphs import lowered
 
 ENOUGH: Final = split.WORTH_IT
@@ -204,3 +214,14 @@ def test_a_long_sum_becomes_two_loops_and_a_short_one() -> None:
     short = lowered(lambda x: x.sum(), torch.empty(1 << 10))
 
     assert len(long.items) == len(short.items) + 1
+
+
+def test_on_a_gpu_a_very_long_sum_has_many_pieces_and_a_long_one_enough() -> None:
+    def pieces(elements: int) -> int:
+        size, body = Index.of(elements), lambda _, place: const(1, DType.F32)
+        found = in_pieces_on_a_gpu(Combine.SUM, [], [size], body, across=False)
+        assert found is not None
+        return found.count
+
+    assert pieces(1 << 28) == MOST_PROGRAMS
+    assert pieces(1 << 24) == ENOUGH_PROGRAMS

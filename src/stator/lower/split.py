@@ -18,6 +18,8 @@ FEW_RESULTS: Final = 8  # computed one a thread; with more there is enough to sh
 WORTH_IT: Final = 1 << 16  # elements for each result
 # On a GPU:
 ENOUGH_PROGRAMS: Final = 1 << 10  # they fill a large card several times
+MOST_PROGRAMS: Final = 1 << 13  # of long pieces: 4 % quicker than 1,024 of eight times the length
+LONG: Final = 1 << 15  # elements of a piece that could be shorter
 ENOUGH_ROWS: Final = 1 << 8  # that are taken by many threads each
 RESULTS_ACROSS: Final = 64  # of one program
 SHORTEST: Final = 1 << 11  # elements of a piece
@@ -61,6 +63,8 @@ def in_pieces_on_a_gpu(
     if not across and programs >= ENOUGH_ROWS:
         return None
     wanted = min(-(-ENOUGH_PROGRAMS // programs), most)
+    if not across:
+        wanted = max(wanted, min(elements // LONG, MOST_PROGRAMS // programs))
     if wanted < 2:
         return None
     even = (n for n in range(wanted, min(2 * wanted, most) + 1) if elements % n == 0)

@@ -6,6 +6,7 @@ along dimensions that it does not depend on.  Triton spreads it where it meets a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from typing import Final
 from stator.codegen.triton.prims import TYPES, apply_text, convert_text, number_text
 from stator.codegen.triton.shape import is_wide
 from stator.core.dtypes import DType
-from stator.loops.access import index_parts
+from stator.loops.access import index_parts, nodes
 from stator.loops.build import const
 from stator.loops.index import (
     Axis,
@@ -43,8 +44,12 @@ from stator.loops.ir import (
     walk,
 )
 from stator.loops.prims import Prim
+from stator.loops.values import product
 
 QUARTER: Final = 4  # neighbours that share the words of Philox
+BEYOND_CACHE: Final = (
+    1 << 28
+)  # bytes of a buffer of which no cache holds much until it is read again
 ATOMICS: Final = {Combine.SUM: "add", Combine.MAX: "max", Combine.MIN: "min"}
 
 
@@ -108,9 +113,11 @@ class Emitter:
     is_coarse: bool = False  # all that it reads and writes is of half precision
     chosen: tuple[Mask, ...] = ()  # conditions under which the present value is needed
     is_wide: bool = field(init=False)  # whether indices have 64 bits
+    passing: frozenset[Buffer] = field(init=False)  # that go through the cache once
 
     def __post_init__(self) -> None:
         self.is_wide = is_wide(self.kernel)
+        self.passing = _passing(self.kernel)
 
     # --- lines ---
 
@@ -178,8 +185,8 @@ class Emitter:
 
     def _sum(self, index: Index) -> str:
         parts = []
-        for product, factor in index.terms:
-            factors = [self._atom(atom) for atom in product]
+        for atoms, factor in index.terms:
+            factors = [self._atom(atom) for atom in atoms]
             if factor != 1 or not factors:
                 factors.append(str(factor))
             parts.append("*".join(factors))
@@ -327,7 +334,8 @@ class Emitter:
 
     def _load(self, expr: Load) -> str:
         dims = self.dims_of(expr.index)
-        loaded = self.let(f"tl.load({self._where(expr.buffer, expr.index, dims)})")
+        leaves = ', eviction_policy="evict_first"' if expr.buffer in self.passing else ""
+        loaded = self.let(f"tl.load({self._where(expr.buffer, expr.index, dims)}{leaves})")
         return self._widened(loaded, expr.buffer.dtype)
 
     def _widened(self, value: str, dtype: DType) -> str:
@@ -385,3 +393,16 @@ class Emitter:
             place = f"tl.broadcast_to({place}, {self.shape(own | wanted)})"
         address = f"{buffer.name} + ({place})"
         return f"{address}, mask={' & '.join(m.text for m in masks)}" if masks else address
+
+
+def _passing(kernel: Kernel) -> frozenset[Buffer]:
+    """Large buffers that the kernel reads once, element by element, and does not write."""
+    count: Counter[Buffer] = Counter()
+    for stage in kernel.stages:
+        points = product([axis.size for axis in (*kernel.outer, *stage.inner)]).constant
+        for load in {n for s in stage.body for n in nodes(s) if isinstance(n, Load)}:
+            length = load.buffer.size.constant or 0
+            is_large = length * load.buffer.dtype.bytes >= BEYOND_CACHE
+            count[load.buffer] += 1 if is_large and points and points <= length else 2
+    written = frozenset(kernel.written)
+    return frozenset(buffer for buffer, times in count.items() if times == 1) - written

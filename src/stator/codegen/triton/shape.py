@@ -16,7 +16,7 @@ from stator.codegen.llvm.shape import transposed
 from stator.core.dtypes import DType
 from stator.loops.access import indices, nodes
 from stator.loops.index import Axis, Element, Index, Quotient, Remainder, upper_bound
-from stator.loops.ir import Apply, Kernel, Load, Store
+from stator.loops.ir import Accumulate, Apply, Kernel, Load, Store
 from stator.loops.prims import RANDOM, Prim
 from stator.loops.values import product
 from stator.schedule.columns import is_columnar
@@ -31,6 +31,13 @@ LONG_WARPS: Final = ((1 << 11, 4), (1 << 10, 8), (0, 16))
 TILE: Final = 1 << 13  # elements of several rows that one program takes
 ACROSS: Final = 64  # rows next to each other, where these lie closer than the elements of one
 AT_A_TIME: Final = 32  # elements of each, there; half as many of half precision (measured)
+SEVERAL_SUMS: Final = 8  # elements of each at a time, where they go to several sums in f64
+FEWEST_PROGRAMS: Final = 1 << 7  # fewer leave most of a large card idle
+LEAST_ACROSS: Final = 32  # bytes side by side that memory gives at once
+# What few rows are cut into instead.  Measured on 64 to 2,048 rows of sums of pieces in f64: 42 to
+# 5, 15 to 4 and 7 to 4.5 microseconds.
+SLENDER: Final = 64
+SHARED: Final = 1 << 9  # elements of a row that eight warps share there
 INT32: Final = (1 << 31) - (1 << 20)  # below it no block reaches over the end of the type
 PROGRAMS: Final = 1 << 9  # enough to fill a large card
 
@@ -89,6 +96,9 @@ def shape_of(kernel: Kernel) -> Shape:
         # The widest access for each thread.
         bytes_ = min((b.dtype.bytes for b in (*kernel.read, *kernel.written)), default=4)
         warps = next(warps for least, warps in LONG_WARPS if rows >= least)
+        (stage, *others) = (stage for stage in kernel.stages if stage.inner)
+        if not others and not any(isinstance(s, Store) for s in stage.body):
+            warps = LONG_WARPS[-1][1]  # they wait for each other once, at the end of a sum
         return Shape("rows", 1, warps * WARP * WIDEST // max(bytes_, 2), warps)
     inner = power(longest)
     outer = max(1, min(TILE // inner, power(rows) // PROGRAMS, 64))
@@ -123,10 +133,17 @@ def _tiles(kernel: Kernel) -> Shape | None:
 
 def _columns(kernel: Kernel, lengths: list[Index]) -> Shape:
     """A program takes rows that lie next to each other, some elements of each at a time."""
-    is_narrow = max((buffer.dtype.bytes for buffer in kernel.read), default=4) <= 2
-    most = AT_A_TIME // 2 if is_narrow else AT_A_TIME
-    known = [length.constant or most for length in lengths]
-    return Shape("rows", ACROSS, min(power(max(known)), most), 4)
+    bytes_ = max((buffer.dtype.bytes for buffer in kernel.read), default=4)
+    longest = max((length.constant or SLENDER for length in lengths), default=1)
+    rows = product([axis.size for axis in kernel.outer]).constant
+    across = ACROSS
+    while rows and rows < across * FEWEST_PROGRAMS and across * bytes_ > LEAST_ACROSS:
+        across //= 2
+    if across < ACROSS:
+        return Shape("rows", across, min(power(longest), SLENDER), 8 if longest >= SHARED else 4)
+    wide = [s for s in kernel.statements if isinstance(s, Accumulate) and s.value.dtype.bytes == 8]
+    most = AT_A_TIME // 2 if bytes_ <= 2 else AT_A_TIME
+    return Shape("rows", across, min(power(longest), most if len(wide) < 2 else SEVERAL_SUMS), 4)
 
 
 def _weight(kernel: Kernel) -> int:

@@ -1,0 +1,93 @@
+"""Which blocks the model gives a kernel."""
+
+from __future__ import annotations
+
+import pytest
+
+from stator.codegen.triton.kernel import source_of
+from stator.codegen.triton.shape import FEWEST_PROGRAMS, shape_of
+from stator.loops.ir import Kernel
+from stator.loops.parse import parse
+
+COLUMNS = """
+kernel columns
+  buffer x: {dtype}[{all}]
+  buffer y: {dtype}[{rows}]
+  outer i0: {rows}
+  stage i1: {length}
+    acc0 sum= x[i0 + {rows}*i1]
+  stage
+    y[i0] = acc0
+"""
+
+TWO_SUMS = """
+kernel two_sums
+  buffer x: bf16[{all}]
+  buffer y: f64[{rows}]
+  buffer z: f64[{rows}]
+  outer i0: {rows}
+  stage i1: {length}
+    acc0 sum= f64(x[i0 + {rows}*i1])
+    acc1 sum= mul(f64(x[i0 + {rows}*i1]), f64(x[i0 + {rows}*i1]))
+  stage
+    y[i0] = acc0
+    z[i0] = acc1
+"""
+
+LONG = """
+kernel long
+  buffer x: f32[{all}]
+  buffer y: f32[{results}]
+  outer i0: {rows}
+  stage i1: {length}
+    acc0 sum= x[{length}*i0 + i1]
+  {then}
+"""
+TOTAL = "stage\n    y[i0] = acc0"
+SHARES = "stage i2: {length}\n    y[{length}*i0 + i2] = div(x[{length}*i0 + i2], acc0)"
+
+
+def kernel_of(text: str, rows: int, length: int, dtype: str = "f64") -> Kernel:
+    return parse(text.format(rows=rows, length=length, all=rows * length, dtype=dtype))
+
+
+def long(rows: int, length: int, *, shares: bool = False) -> Kernel:
+    """Rows that are summed; with `shares`, and divided by their sums."""
+    then = (SHARES if shares else TOTAL).format(length=length)
+    results = rows * length if shares else rows
+    text = LONG.format(rows=rows, length=length, all=rows * length, results=results, then=then)
+    return parse(text)
+
+
+@pytest.mark.parametrize(("rows", "across"), [(64, 4), (1024, 8), (2048, 16), (1 << 16, 64)])
+def test_few_columns_are_cut_into_slender_blocks(rows: int, across: int) -> None:
+    """So that a hundred programs and more run, each memory access being whole."""
+    shape = shape_of(kernel_of(COLUMNS, rows, 256))
+
+    assert shape.outer == across
+    assert rows // shape.outer >= FEWEST_PROGRAMS or across * 8 == 32
+
+
+def test_columns_of_half_precision_stay_as_wide_as_an_access() -> None:
+    shape = shape_of(kernel_of(COLUMNS, 64, 256, "bf16"))
+
+    assert shape.outer * 2 == 32
+
+
+def test_several_wide_sums_take_fewer_elements_at_a_time() -> None:
+    kernel = kernel_of(TWO_SUMS, 1 << 14, 1000)
+
+    assert (shape_of(kernel).outer, shape_of(kernel).inner) == (64, 8)
+
+
+def test_rows_that_are_only_summed_have_many_warps() -> None:
+    assert shape_of(long(1 << 12, 1 << 15)).warps == 16
+    assert shape_of(long(1 << 12, 1 << 15, shares=True)).warps == 4
+
+
+def test_what_is_larger_than_a_cache_is_not_kept_there() -> None:
+    large, small = (source_of(long(rows, 1 << 15)) for rows in (1 << 12, 1 << 9))
+
+    assert "evict_first" in large
+    assert "evict_first" not in small
+    assert "evict_first" not in source_of(long(1 << 12, 1 << 15, shares=True)), "it is read twice"
