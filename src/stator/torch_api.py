@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 
 import torch
 import torch.utils._pytree as pytree
+from torch._decomp import _should_decompose_because_unsafe_op
 from torch._functorch.autograd_function import autograd_function_apply
 from torch._guards import TracingContext, detect_fake_mode
 from torch._higher_order_ops.auto_functionalize import (
@@ -49,6 +50,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
+    autograd_would_have_decomposed,
     is_traceable_wrapper_subclass,
     transform_subclass,
 )
@@ -63,8 +65,7 @@ __all__ += ["rebind_unbacked", "track_tensor_tree", "transform_subclass", "unset
 __all__ += ["with_effects"]
 
 _F = TypeVar("_F", bound=Any)
-_Key = torch._C.DispatchKey
-_KeySet = torch._C.DispatchKeySet
+_Key, _KeySet = torch._C.DispatchKey, torch._C.DispatchKeySet
 SIZE_RULES: Final[Any] = _Key.Meta  # under which operators have rules for the sizes of results
 
 # A compiled graph has autograd, version counters, view tracking and autocast behind it already: its
@@ -230,22 +231,13 @@ def is_view_op(target: Any) -> bool:
     return isinstance(target, OpOverload) and bool(target.is_view)
 
 
-@cache
-def functional_twin(target: Any) -> Any:
-    """The operator that returns what `target` writes to its first argument; None without one."""
-    packet, _, overload = target.name().partition("::")[2].partition(".")
-    of = getattr(getattr(torch.ops, target.namespace), packet.removesuffix("_"), None)
-    twin = getattr(of, overload or "default", target)
-    first, *others = (argument.alias_info for argument in target._schema.arguments)
-    one, other = ([(a.name, a.default_value) for a in t._schema.arguments] for t in (target, twin))
-    fits = first is not None and not any(others) and one == other
-    return twin if fits and not twin._schema.is_mutable else None
-
-
 def is_taken_apart(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether functionalization calls other operators in the place of one: `target.decompose`."""
-    is_composite = target._can_decompose() and torch._C._dispatch_has_kernel(target.name())
-    return bool(is_composite and functionalization()._can_decompose(target, args, kwargs))
+    if not target._can_decompose() or not torch._C._dispatch_has_kernel(target.name()):
+        return False
+    aliases = target._schema.is_mutable or any(a.alias_info for a in target._schema.arguments)
+    unsafe = aliases or _should_decompose_because_unsafe_op(target)
+    return unsafe or autograd_would_have_decomposed(target, pytree.tree_leaves((args, kwargs)))
 
 
 def returns_alias(target: Any) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, Final
 
 import torch
@@ -19,7 +20,6 @@ from stator.graph.rules import layout_of
 from stator.torch_api import (
     OpOverload,
     TorchDispatchMode,
-    functional_twin,
     is_mutable_op,
     is_taken_apart,
     storage_of,
@@ -127,7 +127,7 @@ class Recorder(TorchDispatchMode):
 
     def _write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Note the operator that returns what `func` writes."""
-        form, places = _FORMS.get(func) or (_TWINS.get(func) or functional_twin(func), (0,))
+        form, places = _FORMS.get(func) or (_TWINS.get(func) or _functional_twin(func), (0,))
         written = [args[place] for place in places]
         if form is None or torch.Tag.inplace_view in func.tags:
             raise NotQuickError(f"{func} writes, and has no other form")
@@ -206,6 +206,18 @@ class Recorder(TorchDispatchMode):
                 node.meta["val"] = _untrained(value)
             elif isinstance(value, list | tuple):
                 node.meta["val"] = type(value)(map(_untrained, value))
+
+
+@cache
+def _functional_twin(target: Any) -> Any:
+    """The operator that returns what `target` writes to its first argument; None without one."""
+    packet, _, overload = target.name().partition("::")[2].partition(".")
+    of = getattr(getattr(torch.ops, target.namespace), packet.removesuffix("_"), None)
+    twin = getattr(of, overload or "default", target)
+    first, *others = (argument.alias_info for argument in target._schema.arguments)
+    one, other = ([(a.name, a.default_value) for a in t._schema.arguments] for t in (target, twin))
+    fits = first is not None and not any(others) and one == other
+    return twin if fits and not twin._schema.is_mutable else None
 
 
 def _is_new(node: fx.Node) -> bool:

@@ -177,6 +177,7 @@ def refuse_guessed_sizes(graph: fx.Graph) -> None:
 
 def _traced_quickly(found: Recorded) -> Traced:
     """What the full trace would give."""
+    refuse_guessed_sizes(found.graph)
     settle_statistics(found.graph)
     module = LazyGraphModule(torch.nn.Module(), found.graph, "Traced")
     return Traced(
