@@ -219,3 +219,54 @@ def test_float32_is_turned_where_tensor_cores_may_round_it(allowed: bool) -> Non
 
 def test_what_tensor_cores_do_not_compute_stays() -> None:
     assert on_gpu(torch.float64) == 0
+
+
+def both_ways(x: Tensor, *weight: Tensor) -> list[Tensor]:
+    """A stack of convolutions, and the gradients of its weights."""
+    images, grads = [x], []
+    for w in weight:
+        images.append(functional.conv2d(images[-1], w, padding=1))
+    grad = images.pop().sin()
+    for x, w in zip(reversed(images), reversed(weight), strict=True):
+        settings = [0], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False]
+        grad, of_weight, _ = aten.convolution_backward(grad, x, w, *settings)
+        grads.append(of_weight)
+    return grads
+
+
+def read_by(module: fx.GraphModule, target: Any, place: int) -> list[fx.Node]:
+    nodes = module.graph.find_nodes(op="call_function", target=target)
+    return [node.args[place] for node in nodes]
+
+
+def test_a_backward_reads_the_forwards_copy_of_the_image() -> None:
+    inputs = (images(), *weights(3, 4, 5, 6))
+    module = graph_of(both_ways, *inputs)
+
+    assert turned(module) > 0
+    first, *_ = read_by(module, aten.convolution.default, 0)
+    assert first.target is aten.clone.default
+    assert read_by(module, aten.convolution_backward.default, 1)[-1] is first
+    for ours, theirs in zip(module(*inputs), both_ways(*inputs), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+        assert ours.stride() == theirs.stride()
+
+
+def test_on_a_gpu_weights_lie_as_images_do() -> None:
+    sizes = [(2, 8, 9, 8), (8, 8, 3, 3), (8, 8, 1, 1), (8, 8, 3, 3)]
+    module = on_cuda.graph_of(stack, *on_cuda.fakes(*sizes, dtype=torch.bfloat16))
+
+    assert turned(module) > 0
+    found = read_by(module, aten.convolution.default, 1)
+    # That of a single point lies both ways.
+    assert [node.op for node in found] == ["call_function", "placeholder", "call_function"]
+    assert all(node.target is aten.clone.default for node in found[::2])
+
+
+def test_on_a_cpu_weights_stay() -> None:
+    inputs = (images(), *weights(3, 4, 5, 6))
+    module = graph_of(both_ways, *inputs)
+
+    assert turned(module) > 0
+    for target, place in ((aten.convolution.default, 1), (aten.convolution_backward.default, 2)):
+        assert all(node.op == "placeholder" for node in read_by(module, target, place))

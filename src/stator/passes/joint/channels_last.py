@@ -28,7 +28,8 @@ def channels_last(graph: fx.Graph, ctx: Ctx) -> int:
 
     before: y = convolution(x, w)                             x: f32[N, C, H, W] by rows
     after:  y = convolution(clone(x, channels_last), w)       and so y, and what is made of it
-    What the caller gets is turned back.
+    What the caller gets is turned back.  The backward reads the same copies: where the image is by
+    rows, torch would turn its gradient back.
     """
     found = graph.find_nodes(op="call_function", target=aten.convolution.default)
     convolutions = {node for node in found if _is_of_images(node)}
@@ -39,7 +40,9 @@ def channels_last(graph: fx.Graph, ctx: Ctx) -> int:
         spread = _Spread(graph)
         for node in list(graph.nodes):
             if node in convolutions:
-                spread.turn(node)
+                spread.turn(node, image=0, weight=1)
+            elif node.target is aten.convolution_backward.default and spread.meets(node.args[0]):
+                spread.turn(node, image=1, weight=2)
             spread.follow(node)
     return len(spread.before)
 
@@ -62,18 +65,33 @@ class _Spread:
 
     graph: fx.Graph
     before: dict[fx.Node, Any] = field(default_factory=dict)  # values as they were
+    turned: dict[fx.Node, fx.Node] = field(default_factory=dict)
     restored: dict[fx.Node, fx.Node] = field(default_factory=dict)
 
-    def turn(self, convolution: fx.Node) -> None:
-        """Let a convolution read its image channels last."""
-        image = convolution.args[0]
-        value = image.meta["val"]
-        if value.is_contiguous(memory_format=torch.channels_last):
+    def meets(self, gradient: fx.Node) -> bool:
+        """Whether a gradient has come to lie channels last."""
+        value = gradient.meta["val"]
+        return gradient in self.before and value.dim() == 4 and _lies_so(value)
+
+    def turn(self, convolution: fx.Node, *, image: int, weight: int) -> None:
+        """Let a convolution read its image channels last, and on a GPU its weight.
+
+        There torch copies a weight that lies otherwise, at every call and slowly.
+        """
+        self._turn(convolution, image)
+        if convolution.args[weight].meta["val"].device.type == "cuda":
+            self._turn(convolution, weight)
+
+    def _turn(self, convolution: fx.Node, place: int) -> None:
+        source = convolution.args[place]
+        value = source.meta["val"]
+        if _lies_so(value):
             return
-        with self.graph.inserting_before(convolution):
-            turned = self._clone(image, torch.channels_last)
-        self.before[turned] = value
-        convolution.update_arg(0, turned)
+        if source not in self.turned:
+            with self.graph.inserting_before(convolution):
+                self.turned[source] = self._clone(source, torch.channels_last)
+        self.before[self.turned[source]] = value
+        convolution.update_arg(place, self.turned[source])
 
     def follow(self, node: fx.Node) -> None:
         """See how the node's result lies now; where it may not change, give it what it knew."""
@@ -125,6 +143,10 @@ class _Spread:
         copy = self.graph.call_function(aten.clone.default, (source,), {"memory_format": layout})
         copy.meta = {**source.meta, "val": source.meta["val"].clone(memory_format=layout)}
         return copy
+
+
+def _lies_so(value: torch.Tensor) -> bool:
+    return value.is_contiguous(memory_format=torch.channels_last)
 
 
 def _layouts(value: Any) -> list[Any]:
