@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 import pytest
@@ -12,7 +13,10 @@ from torch.nn import functional
 
 from stator.loops.access import nodes
 from stator.loops.ir import Accumulate, Kernel, Load, Store
+from stator.loops.parse import parse
+from stator.loops.text import to_text
 from stator.schedule import build
+from tests.schedule.interpret import require_equal
 from tests.schedule.programs import require_same, scheduled
 
 Call = Callable[..., Any]
@@ -145,6 +149,91 @@ def test_a_merged_loop_does_not_load_what_it_just_computed() -> None:
 
     loaded = {n.buffer for s in kernel.statements for n in nodes(s) if isinstance(n, Load)}
     assert loaded.isdisjoint(kernel.written)
+
+
+# Loops that become one although stores of totals stand between
+
+BUFFERS: Final = """
+kernel k
+  buffer x: f32[240]
+  buffer row: f32[24]
+  buffer first: f32[10]
+  buffer second: f32[10]
+  buffer place: i64[10]
+  outer i0: 10
+"""
+LOOP: Final = "  stage i1: 24\n    acc0 sum= x[24*i0 + i1]\n"
+STORE: Final = "  stage\n    first[i0] = acc0\n"
+
+
+def merged(body: str) -> Kernel:
+    """The kernel with its stages merged; verified, and what it computes is the same."""
+    before = parse(BUFFERS + body)
+    after = replace(before, stages=tuple(build.merged_stages(list(before.stages))))
+    require_equal(before, after)
+    return after
+
+
+def test_loops_become_one_across_stores_of_totals() -> None:
+    own = "  stage i2: 24\n    acc1 max= mul(x[24*i0 + i2], row[i2])\n"
+    kernel = merged(LOOP + STORE + own + "  stage\n    second[i0] = acc1\n")
+
+    assert loops(kernel) == [(2, 0), (0, 2)]
+    assert "acc1 max= mul(x[24*i0 + i1], row[i1])" in to_text(kernel)
+
+
+def test_what_stands_between_keeps_its_order() -> None:
+    more = "  stage\n    second[i0] = mul(acc0, first[i0])\n"
+    kernel = merged(LOOP + STORE + more + "  stage i2: 24\n    acc1 sum= row[i2]\n")
+
+    assert loops(kernel) == [(2, 0), (0, 2)]
+    assert list(kernel.stages[1].body) == [s for s in kernel.statements if isinstance(s, Store)]
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        pytest.param("  stage i2: 24\n    acc1 sum= sub(x[24*i0 + i2], acc0)", id="its total"),
+        pytest.param("  stage i2: 24\n    acc1 sum= sub(x[i2], first[i0])", id="a stored total"),
+        pytest.param("  stage i2: 24\n    acc1 sum= x[([place[i0]] % 240)]", id="a stored place"),
+        pytest.param(
+            "  stage i2: 24\n    acc1 sum= x[24*i0 + i2]\n    first[(i2 % 10)] = row[i2]",
+            id="store",
+        ),
+        pytest.param("  stage i2: 12\n    acc1 sum= x[24*i0 + i2]", id="other points"),
+        pytest.param("  scan i2: 24\n    acc1 sum= x[24*i0 + i2]", id="in order"),
+        pytest.param("  stage i2: 24\n    x[24*i0 + i2] = row[i2]", id="adds nothing up"),
+    ],
+)
+def test_a_loop_stays_behind_what_it_needs(second: str) -> None:
+    stores = STORE + "    place[i0] = i64(acc0)\n"
+    stages = list(parse(BUFFERS + LOOP + stores + second + "\n").stages)
+
+    assert build.merged_stages(stages) == stages
+
+
+def test_a_loop_does_not_write_before_the_old_value_was_read() -> None:
+    reads = "  stage\n    first[i0] = x[24*i0]\n"
+    writes = "  stage i2: 24\n    acc1 sum= row[i2]\n    x[24*i0 + i2] = row[i2]\n"
+    stages = list(parse(BUFFERS + LOOP + reads + writes).stages)
+
+    assert build.merged_stages(stages) == stages
+
+
+def test_a_loop_stays_behind_an_accumulator_that_has_no_loop() -> None:
+    alone = "  stage\n    acc1 sum= x[24*i0]\n"
+    stages = list(parse(BUFFERS + LOOP + alone + "  stage i2: 24\n    acc2 sum= acc1\n").stages)
+
+    assert build.merged_stages(stages) == stages
+
+
+def test_sums_of_which_one_is_a_result_share_a_loop() -> None:
+    def fn(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return (x * y).sum(-1), x.sum(-1).exp() + y.amax(-1)
+
+    kernel = require_same(fn, *inputs(4, 24)).only
+
+    assert loops(kernel)[0] == (3, 0)
 
 
 def test_the_last_axis_is_that_along_which_results_lie() -> None:

@@ -70,6 +70,19 @@ def test_sums_of_columns_are_cut_so_that_programs_fill_a_card() -> None:
     assert [axis.size.constant for axis in second.outer] == [768]
 
 
+def test_pieces_of_two_sums_are_added_up_in_one_loop() -> None:
+    """As the backward of a batch norm has them: the gradient is read once for both."""
+
+    def fn(grad: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        return grad.sum((0, 2)), (grad * x).sum((0, 2))
+
+    pieces, *_ = kernels_of(fn, torch.randn(16, 8, 4096), torch.randn(16, 8, 4096))
+
+    loop, stores = pieces.stages
+    assert len(loop.body) == len(stores.body) == 2
+    assert not stores.inner
+
+
 def test_a_formula_does_not_join_few_rows() -> None:
     kernels = kernels_of(lambda x: x - x.mean((0, 2), keepdim=True), torch.randn(16, 8, 4096))
 

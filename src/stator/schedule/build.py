@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from stator.loops.access import nodes
 from stator.loops.index import Axis, Index, Leaf
 from stator.loops.ir import (
     Accumulate,
@@ -110,15 +111,49 @@ def _stored_result(member: Compute, own: tuple[Axis, ...], row: Index, total: Ex
 
 
 def merged_stages(stages: list[Stage]) -> list[Stage]:
-    """Let neighbours over the same points share one loop."""
+    """Let loops over the same points be one.
+
+    before: loop acc_0;  store acc_0;  loop acc_1;  store acc_1    the same data is read twice
+    after:  loop acc_0, acc_1;  store acc_0, acc_1
+    """
     merged: list[Stage] = []
     for stage in stages:
-        joined = _joined(merged[-1], stage) if merged else None
+        home = _home(merged, stage)
+        joined = _joined(merged[home], stage) if merged else None
         if joined is None:
             merged.append(stage)
         else:
-            merged[-1] = joined
+            merged[home] = joined
     return merged
+
+
+def _home(merged: list[Stage], stage: Stage) -> int:
+    """The place of the stage that `stage` might join: the last one, or the last loop before it.
+
+    What has no inner axes, stores of totals, may stand between if it can just as well come later.
+    A stage that adds nothing up stays behind it: alone, its axes may become one, and in a row that
+    a GPU reads online it goes along with the totals that stand there.
+    """
+    last = home = len(merged) - 1
+    if not stage.inner or not any(isinstance(s, Accumulate) for s in stage.body):
+        return last
+    while home > 0 and not merged[home].inner:
+        if not _may_swap(merged[home], stage):
+            return last
+        home -= 1
+    return home
+
+
+def _may_swap(first: Stage, second: Stage) -> bool:
+    """Whether two stages mean the same in the other order."""
+    reads = {part for s in second.body for part in nodes(s)}
+    read = {part.buffer for part in reads if isinstance(part, Load)}
+    totals = {part.name for part in reads if isinstance(part, Accumulated)}
+    made = {s.name for s in first.body if isinstance(s, Accumulate)}
+    stored = {s.buffer for s in first.body if isinstance(s, Store)}
+    used = {part.buffer for s in first.body for part in nodes(s) if isinstance(part, Load)}
+    writes = {s.buffer for s in second.body if isinstance(s, Store)}
+    return not (read & stored or totals & made or writes & (stored | used))
 
 
 def _joined(first: Stage, second: Stage) -> Stage | None:
