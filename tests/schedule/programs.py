@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -20,12 +20,16 @@ from stator.loops.verify import verify
 from stator.lower.items import Check, Compute, Extern, Scatter
 from stator.lower.lower import Lowering
 from stator.lower.sizes import Sizes
+from stator.lower.target import CPU, Target
 from stator.schedule.build import build_kernel
-from stator.schedule.fuse import Group, fuse
+from stator.schedule.fuse import FEW_ROWS, Group, fuse
+from stator.schedule.registers import build_gpu_kernel
 from tests.copies import widened
 from tests.fuzz.arguments import Array, evaluate
 from tests.lower.graphs import traced
 from tests.parity import assert_close_to_reference
+
+GPU: Final = Target(CPU, uses_triton=True)
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,24 @@ def scheduled(fn: Callable[..., Any], *inputs: Any, symbolic: bool = False) -> P
             kernels[group] = build_kernel(f"kernel_{number}", group, wanted, lowering.sizes)
             verify(kernels[group])
     return Program(module, fused.groups, fused.refusals, lowering.sizes, kernels)
+
+
+def gpu_kernels(fn: Callable[..., Any], *inputs: Any) -> list[Kernel]:
+    """What a GPU would run, kernels verified."""
+    module = traced(fn, *inputs)
+    lowering = Lowering(module, target=GPU)
+    fused = fuse(lowering.run(), lowering.sizes, few_rows=FEW_ROWS)
+    read = {node.name for node in module.graph.output_node().all_input_nodes}
+    for group in fused.groups:
+        read |= {name for name in group.reads if name not in {m.name for m in group.members}}
+    found = []
+    for group in fused.groups:
+        if group.alone is None or isinstance(group.alone, Scatter):
+            wanted = {member.name for member in group.members} & read
+            found.append(build_gpu_kernel("kernel", group, wanted, lowering.sizes))
+            if group.alone is None:  # of scatters the hardware combines what meets
+                verify(found[-1])
+    return found
 
 
 def _wanted(group: Group, groups: list[Group], output: fx.Node) -> set[str]:

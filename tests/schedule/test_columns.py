@@ -11,8 +11,9 @@ from torch import Tensor
 
 from stator.loops.ir import Kernel
 from stator.loops.parse import parse
+from stator.loops.text import to_text
 from stator.schedule.columns import LARGEST_SCRATCH, block_width, is_columnar, scratch_bytes
-from tests.schedule.programs import scheduled
+from tests.schedule.programs import gpu_kernels, scheduled
 
 HEADER: Final = """
 kernel k
@@ -112,3 +113,38 @@ def test_reductions_over_the_first_dimension_run_by_columns(name: str, symbolic:
     fn, expected = PROGRAMS[name]
 
     assert is_columnar(scheduled(fn, torch.empty(24, 40), symbolic=symbolic).only) == expected
+
+
+def _norm_backward(mask: Tensor, a: Tensor, b: Tensor, x: Tensor, mean: Tensor) -> Any:
+    """What stands before a batch norm in the backward of a residual block: a relu and two sums."""
+    grad = torch.where(mask, 0.0, a + b)
+    centered = x - mean.view(1, -1, 1, 1)
+    return grad, grad.sum((0, 2, 3)), (grad * centered).sum((0, 2, 3))
+
+
+@pytest.mark.parametrize(
+    ("size", "stored"),
+    [
+        # A piece of the sums is an image, so the sum of gradients is stored in passing.
+        ((128, 512, 28, 28), ["where", "_sum1", "_sum3"]),
+        ((64, 1024, 14, 14), ["where", "_sum1", "_sum3"]),
+        # Pieces of 64 positions, which are no whole rows, and of 66, the last of them shorter.
+        ((8, 64, 28, 28), ["_sum1", "_sum3"]),
+        ((8, 64, 14, 14), ["_sum1", "_sum3"]),
+    ],
+)
+def test_sums_by_channels_that_lie_last_run_by_columns(
+    size: tuple[int, ...], stored: list[str]
+) -> None:
+    def image(dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(size, dtype=dtype, memory_format=torch.channels_last)
+
+    given = image(torch.bool), image(), image(), image(), torch.empty(size[1])
+    kernels = gpu_kernels(_norm_backward, *given)
+    sums = [kernel for kernel in kernels if any(stage.inner for stage in kernel.stages)]
+    text = "".join(map(to_text, kernels))
+
+    assert [buffer.name for buffer in sums[0].written] == stored
+    assert all(is_columnar(kernel) for kernel in sums)
+    assert "//" not in text
+    assert "%" not in text

@@ -3,42 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stator.loops.ir import Kernel, Store, loads_of
-from stator.loops.verify import verify
-from stator.lower.items import Scatter
+from stator.loops.ir import Store, loads_of
 from stator.lower.lower import Lowering
-from stator.lower.target import CPU, Target
-from stator.schedule.fuse import FEW_ROWS, fuse
-from stator.schedule.registers import build_gpu_kernel
 from tests.lower.graphs import traced
-
-GPU = Target(CPU, uses_triton=True)
-
-
-def kernels_of(fn: Callable[..., Any], *inputs: Any) -> list[Kernel]:
-    """What a GPU would run, kernels verified."""
-    module = traced(fn, *inputs)
-    lowering = Lowering(module, target=GPU)
-    fused = fuse(lowering.run(), lowering.sizes, few_rows=FEW_ROWS)
-    read = {node.name for node in module.graph.output_node().all_input_nodes}
-    for group in fused.groups:
-        read |= {name for name in group.reads if name not in {m.name for m in group.members}}
-    found = []
-    for group in fused.groups:
-        if group.alone is None or isinstance(group.alone, Scatter):
-            wanted = {member.name for member in group.members} & read
-            found.append(build_gpu_kernel("kernel", group, wanted, lowering.sizes))
-            if group.alone is None:  # of scatters the hardware combines what meets
-                verify(found[-1])
-    return found
-
+from tests.schedule.programs import GPU, gpu_kernels
 
 ROWS = (300, 64)
 
@@ -53,7 +27,7 @@ ROWS = (300, 64)
     ],
 )
 def test_rows_stay_in_registers(fn: Callable[[Tensor], Tensor]) -> None:
-    (kernel,) = kernels_of(fn, torch.randn(ROWS))
+    (kernel,) = gpu_kernels(fn, torch.randn(ROWS))
 
     stored = {s.buffer for s in kernel.statements if isinstance(s, Store)}
     loaded = {load.buffer for s in kernel.statements for load in loads_of(s.value)}
@@ -64,7 +38,7 @@ def test_rows_stay_in_registers(fn: Callable[[Tensor], Tensor]) -> None:
 
 
 def test_sums_of_columns_are_cut_so_that_programs_fill_a_card() -> None:
-    first, second = kernels_of(lambda x: x.sum(0), torch.randn(8192, 768))
+    first, second = gpu_kernels(lambda x: x.sum(0), torch.randn(8192, 768))
 
     assert [axis.size.constant for axis in first.outer] == [128, 768]
     assert [axis.size.constant for axis in second.outer] == [768]
@@ -84,13 +58,13 @@ def test_pieces_of_two_sums_are_added_up_in_one_loop() -> None:
 
 
 def test_a_formula_does_not_join_few_rows() -> None:
-    kernels = kernels_of(lambda x: x - x.mean((0, 2), keepdim=True), torch.randn(16, 8, 4096))
+    kernels = gpu_kernels(lambda x: x - x.mean((0, 2), keepdim=True), torch.randn(16, 8, 4096))
 
     assert not kernels[-1].stages[0].inner  # element by element, by many programs
 
 
 def test_scatters_visit_their_points_in_any_order() -> None:
-    *_, scatter = kernels_of(
+    *_, scatter = gpu_kernels(
         lambda x, i, s: x.index_add(0, i, s),
         torch.randn(50, 8),
         torch.randint(0, 50, (20,)),

@@ -24,6 +24,8 @@ FLAT: Final = {
     ),
     "of one only the number of the part": ("out[64*i0 + i1] = x[(i1 // 32)]", [3, 2, 32]),
     "by two numbers": ("out[64*i0 + i1] = add(x[(i1 // 32)], x[(i1 % 16)])", [3, 2, 2, 16]),
+    "of a part only a part": ("out[64*i0 + i1] = x[((i1 // 4) % 8)]", [3, 2, 32]),
+    "of a part that fits not": ("out[64*i0 + i1] = x[((i1 // 16) % 3)]", [3, 4, 16]),
     "by few": ("out[64*i0 + i1] = x[(i1 % 2) + 2*(i1 // 2)]", [3, 64]),
     "not evenly": ("out[64*i0 + i1] = x[(i1 % 24)]", [3, 64]),
     "not at all": ("out[64*i0 + i1] = x[i1]", [3, 64]),

@@ -8,10 +8,11 @@ after.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import permutations
+from math import gcd
 from typing import Any, Final, TypeAlias
 
 from stator.core.interning import Interned
@@ -377,30 +378,39 @@ def _sum(terms: Iterable[tuple[Product, int]]) -> Index:
 
 
 def _recombine(total: dict[Product, int]) -> None:
-    """c*by*(v // by) + c*(v % by)  -->  c*v"""
+    """c*by*(v // by) + c*(v % by)  -->  c*v, and what else `_partners` knows."""
     for product in list(total):
         for place, atom in enumerate(product):
             if not total[product] or not isinstance(atom, Remainder) or len(atom.by.terms) != 1:
                 continue
             factor, others = total[product], product[:place] + product[place + 1 :]
-            partner = _whole_part(atom, others)
-            if partner is None or total.get(partner[0]) != factor * partner[1]:
-                continue
-            total[product] = total[partner[0]] = 0
-            for part, scale in atom.value.terms:
-                joined = _ordered(part + others)
-                total[joined] = total.get(joined, 0) + scale * factor
-            _recombine(total)  # the parts may meet others
-            return
+            ((symbols, number),) = atom.by.terms
+            for partner, joint in _partners(atom, total):
+                other = _ordered((*partner, *symbols, *others))
+                if total.get(other) != factor * number:
+                    continue
+                total[product] = total[other] = 0
+                for part, scale in joint.terms:
+                    joined = _ordered(part + others)
+                    total[joined] = total.get(joined, 0) + scale * factor
+                _recombine(total)  # the parts may meet others
+                return
 
 
-def _whole_part(atom: Remainder, others: Product) -> tuple[Product, int] | None:
-    """What by*(v // by) is as a term, beside other factors, where v % by stands there."""
+def _partners(atom: Remainder, total: Mapping[Product, int]) -> Iterator[tuple[Product, Index]]:
+    """What stands beside v % by as a multiple of it, and what the two are together.
+
+    by*(v // by) + v % by  -->  v
+    by*((v // by + w) % n) + v % by  -->  (v + by*w) % (by*n)
+    """
     quotient = atom.value // atom.by
     if len(quotient.terms) != 1 or quotient.terms[0][1] != 1:
-        return None
-    ((symbols, number),) = atom.by.terms
-    return _ordered((*quotient.terms[0][0], *symbols, *others)), number
+        return
+    yield quotient.terms[0][0], atom.value
+    for outer in [outer for product in total for outer in product if isinstance(outer, Remainder)]:
+        if quotient.terms[0] in outer.value.terms and outer.by.terms:
+            value = atom.value + atom.by * (outer.value - quotient)
+            yield (outer,), value % (atom.by * outer.by)
 
 
 def _ordered(product: Product) -> Product:
@@ -415,15 +425,23 @@ def _divide(value: Index, by: Index) -> tuple[Index, Index]:
     if value.constant is not None and by.constant is not None:
         return Index.of(value.constant // by.constant), Index.of(value.constant % by.constant)
     whole, rest = _whole_and_rest(value, by)
-    high, low = upper_bound(rest), lower_bound(rest)
-    if high is not None and low is not None and is_at_least(low, 0) and is_at_least(by - high, 1):
+    if _lies_below(rest, by):
         return whole, rest
     if not rest.terms:
         return whole, ZERO
-    inner = _nested(rest, by)
-    if inner is not None:
-        return whole + inner, Index.of(Remainder(rest, by))
+    if by.terms:  # what divides by an empty size is never evaluated
+        found = _by_parts(rest, by) or _of_a_remainder(rest, by) or _of_a_quotient(rest, by)
+        if found is not None:
+            return whole + found[0], found[1]
     return whole + Index.of(Quotient(rest, by)), Index.of(Remainder(rest, by))
+
+
+def _lies_below(index: Index, limit: Index) -> bool:
+    """Whether 0 <= index < limit is known."""
+    high, low = upper_bound(index), lower_bound(index)
+    if high is None or low is None:
+        return False
+    return is_at_least(low, 0) and is_at_least(limit - high, 1)
 
 
 def _whole_and_rest(value: Index, by: Index) -> tuple[Index, Index]:
@@ -457,12 +475,91 @@ def _long_division(value: Index, by: Index) -> tuple[Index, Index]:
     return (whole, rest) if len(rest.terms) < len(value.terms) else (ZERO, value)
 
 
-def _nested(value: Index, by: Index) -> Index | None:
-    """(v // a) // b  -->  v // (a*b)"""
-    if len(value.terms) != 1 or value.terms[0][1] != 1 or len(value.terms[0][0]) != 1:
+def _by_parts(value: Index, by: Index) -> tuple[Index, Index] | None:
+    """Quotient and remainder where 0 <= b < c:
+
+    (c*a + b) // (c*k)  -->  a // k
+    (c*a + b) % (c*k)   -->  c*(a % k) + b
+    """
+    for common in _common_factors(value, by):
+        coarse, fine = _whole_and_rest(value, common)
+        if _lies_below(fine, common):
+            quotient, left = _divide(coarse, by // common)
+            return quotient, common * left + fine
+    return None
+
+
+def _common_factors(value: Index, by: Index) -> Iterator[Index]:
+    """Divisors of `by` that terms of `value` have, the largest first.
+
+    Each divides the one before, as terms join that have less in common with `by`.
+    """
+    shared = by.terms[0]
+    for term in by.terms[1:]:
+        shared = _common(shared, term)
+    shared = tuple(atom for atom in shared[0] if _is_natural(atom)), shared[1]
+    found = [_common(shared, term) for term in value.terms if term[0]]
+    found.sort(key=lambda term: (len(term[0]), term[1]), reverse=True)
+    last: tuple[Product, int] | None = None
+    for term in found:
+        common = term if last is None else _common(last, term)
+        if common == ((), 1):
+            return
+        if common != last:
+            yield Index((common,))
+        last = common
+
+
+def _common(one: tuple[Product, int], other: tuple[Product, int]) -> tuple[Product, int]:
+    """The largest term that divides both."""
+    left, atoms = list(other[0]), []
+    for atom in one[0]:
+        if atom in left:
+            left.remove(atom)
+            atoms.append(atom)
+    return tuple(atoms), gcd(one[1], other[1])
+
+
+def _of_a_remainder(value: Index, by: Index) -> tuple[Index, Index] | None:
+    """Quotient and remainder where 0 <= b < c and `by` divides c*n:
+
+    (c*(v % n) + b) // by  -->  ((c*v + b) // by) % (c*n // by)
+    (c*(v % n) + b) % by   -->  (c*v + b) % by
+    """
+    for product, factor in value.terms:
+        for atom in product:
+            if not isinstance(atom, Remainder) or not atom.by.terms:
+                continue
+            scale = Index(((_less(product, atom), factor),))
+            rest = value - scale * atom
+            count, left = _divide(scale * atom.by, by)
+            if left is ZERO and _lies_below(rest, scale):
+                quotient, left = _divide(scale * atom.value + rest, by)
+                return quotient % count, left
+    return None
+
+
+def _of_a_quotient(value: Index, by: Index) -> tuple[Index, Index] | None:
+    """(v // a + w) // by  -->  (v + a*w) // (a*by), and what is left as it stands.
+
+    Sizes stay as they are where there is a w: proofs compare what their quotients round.
+    """
+    for term in value.terms:
+        atom = only_atom(Index((term,)))
+        if not isinstance(atom, Quotient):
+            continue
+        rest = value - atom
+        if not rest.terms or (value.axes and atom.by.constant and by.constant):
+            whole = atom.value + atom.by * rest
+            return whole // (atom.by * by), Index.of(Remainder(value, by))
+    return None
+
+
+def only_atom(index: Index) -> Atom | None:
+    """The atom that an index is, if it is one."""
+    if len(index.terms) != 1 or index.terms[0][1] != 1 or len(index.terms[0][0]) != 1:
         return None
-    atom = value.terms[0][0][0]
-    return atom.value // (atom.by * by) if isinstance(atom, Quotient) else None
+    return index.terms[0][0][0]
 
 
 def _exact(product: Product, factor: int, by: Index) -> Index | None:

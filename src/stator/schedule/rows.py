@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
-from stator.loops.index import Axis, Index
+from stator.loops.index import Axis, Index, only_atom
 from stator.loops.ir import Load
 from stator.loops.values import flat, product
 from stator.lower.items import Compute
@@ -129,9 +129,7 @@ def _written_along(load: Load, member: Compute, rows: tuple[Axis, ...]) -> tuple
 
 def _axis(index: Index) -> Axis | None:
     """The axis that an index is, if it is one."""
-    if len(index.terms) != 1 or index.terms[0][1] != 1 or len(index.terms[0][0]) != 1:
-        return None
-    atom = index.terms[0][0][0]
+    atom = only_atom(index)
     return atom if isinstance(atom, Axis) else None
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from stator.loops.access import index_parts, indices
-from stator.loops.index import Axis, Index, Leaf, Quotient, Remainder
+from stator.loops.index import Axis, Index, Leaf, Quotient, Remainder, only_atom
 from stator.loops.ir import Kernel, Stage, Statement
 from stator.schedule.coalesce import moved
 
@@ -54,12 +54,21 @@ def _divided(axes: Sequence[Axis], statements: Sequence[Statement]) -> tuple[Axi
     for statement in statements:
         for index in indices(statement):
             for atom in index_parts(index):
-                if not isinstance(atom, Quotient | Remainder) or atom.value not in wholes:
+                if not isinstance(atom, Quotient | Remainder):
                     continue
-                axis, by = wholes[atom.value], atom.by.constant
-                if by is not None and _can_split(axis, by):
+                value, by = _innermost(atom)
+                axis = wholes.get(value)
+                if axis is not None and by is not None and _can_split(axis, by):
                     found[axis] = max(by, found.get(axis, by))
     return next(iter(found.items()), None)
+
+
+def _innermost(atom: Quotient | Remainder) -> tuple[Index, int | None]:
+    """What is divided, and the number that its parts repeat by: of (i // 8) % 6 it is i, and 48."""
+    by, inner = atom.by.constant, only_atom(atom.value)
+    if by is None or not isinstance(inner, Quotient) or inner.by.constant is None:
+        return atom.value, by
+    return inner.value, inner.by.constant * by
 
 
 def _can_split(axis: Axis, by: int) -> bool:
