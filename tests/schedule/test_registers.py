@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stator.loops.ir import Store, loads_of
+from stator.loops.ir import Accumulate, Store, loads_of
 from stator.lower.lower import Lowering
 from tests.lower.graphs import traced
 from tests.schedule.programs import GPU, gpu_kernels
@@ -50,11 +50,26 @@ def test_pieces_of_two_sums_are_added_up_in_one_loop() -> None:
     def fn(grad: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         return grad.sum((0, 2)), (grad * x).sum((0, 2))
 
-    pieces, *_ = kernels_of(fn, torch.randn(16, 8, 4096), torch.randn(16, 8, 4096))
+    pieces, *_ = gpu_kernels(fn, torch.randn(16, 8, 4096), torch.randn(16, 8, 4096))
 
     loop, stores = pieces.stages
     assert len(loop.body) == len(stores.body) == 2
     assert not stores.inner
+
+
+def test_a_result_is_stored_by_the_loop_that_sums_it() -> None:
+    """Images of two axes, of which a sum makes one: they are the same points."""
+
+    def fn(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        total = x + y
+        return total, total.sum((2, 3))
+
+    images = torch.randn(256, 64, 16, 16).to(memory_format=torch.channels_last)
+    (kernel,) = gpu_kernels(fn, images, images.clone())
+
+    loop, result = kernel.stages
+    assert [type(s) for s in loop.body] == [Store, Accumulate]
+    assert not result.inner
 
 
 def test_a_formula_does_not_join_few_rows() -> None:
