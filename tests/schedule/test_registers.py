@@ -64,7 +64,7 @@ def test_a_result_is_stored_by_the_loop_that_sums_it() -> None:
         total = x + y
         return total, total.sum((2, 3))
 
-    images = torch.randn(256, 64, 16, 16).to(memory_format=torch.channels_last)
+    images = torch.randn(1024, 64, 8, 8).to(memory_format=torch.channels_last)
     (kernel,) = gpu_kernels(fn, images, images.clone())
 
     loop, result = kernel.stages
