@@ -9,8 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import batch_norm, instance_norm
 
+from stator.loops.ir import Accumulate, Kernel
 from tests.ops.fused import check_fused
 from tests.ops.layouts import plain
+from tests.schedule.programs import scheduled
+
+aten = torch.ops.aten
 
 WRITES: Final = ("copy__default",)  # running statistics go back into their buffers
 
@@ -100,6 +104,97 @@ def test_large_batches_are_as_exact_as_eagers(shift: float) -> None:
     """Many elements for each channel, far from zero."""
     module = filled(nn.BatchNorm2d(3))
     check_fused(module, (plain(16, 3, 64, 64) + shift).requires_grad_(), stays=WRITES)
+
+
+INF: Final = float("inf")
+# Channels that one pass might go wrong on: what stands first is what it subtracts.
+CHANNELS: Final[dict[str, list[float]]] = {
+    "infinity first": [INF, 1.0, 2.0, 3.0],
+    "infinity later": [1.0, INF, 2.0, 3.0],
+    "minus infinity first": [-INF, 1.0, -INF, 3.0],
+    "infinities of both signs": [1.0, INF, -INF, 3.0],
+    "both signs, one first": [INF, 2.0, -INF, 3.0],
+    "nan first": [float("nan"), 1.0, INF, 3.0],
+    "nan later": [1.0, 2.0, float("nan"), 3.0],
+    "equal": [0.1, 0.1, 0.1, 0.1],
+    "zeros of both signs": [-0.0, 0.0, 0.0, -0.0],
+    "largest first": [6e4, 1.0, 2.0, -1.0],
+    "least first": [1e-7, 1.0, 2.0, -1.0],
+}
+
+
+def statistics(x: Tensor) -> tuple[Tensor, ...]:
+    """What the operator returns: the result, its mean, 1 / deviation, and what moves by them."""
+    kind = torch.promote_types(x.dtype, torch.float32)
+    old = torch.zeros(x.shape[1], dtype=kind), torch.ones(x.shape[1], dtype=kind)
+    op = aten._native_batch_norm_legit_functional.default
+    found: tuple[Tensor, ...] = op(x, None, None, *old, True, 0.5, 1e-5)
+    return found
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", CHANNELS)
+def test_odd_channels(name: str, dtype: torch.dtype, layout: torch.memory_format) -> None:
+    """Infinities and NaN reach the mean and the variance as eager's do."""
+    odd = torch.tensor(CHANNELS[name], dtype=dtype).reshape(2, 1, 2, 1)
+    x = torch.cat([plain(2, 1, 2, 1, dtype=dtype), odd, odd.flip(0, 2)], 1)
+    check_fused(statistics, x.contiguous(memory_format=layout))
+
+
+def test_the_variance_of_equal_elements_is_zero() -> None:
+    """Also where their sum is rounded, and far from zero."""
+    x = torch.tensor([0.1, 1e30, -3e4, 0.0]).reshape(1, 4, 1).expand(7, 4, 11)
+
+    _, mean, rstd, _, variance = torch.compile(statistics, backend="stator")(x)
+
+    assert torch.equal(mean, x[0, :, 0])
+    assert torch.equal(rstd, torch.full((4,), 1e-5, dtype=torch.float64).rsqrt().float())
+    assert torch.equal(variance, torch.full((4,), 0.5))  # moved half way from 1
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("first", [None, 0.0, 3e4, -1e30])
+@pytest.mark.parametrize(("center", "spread"), [(1e4, 1e-2), (4e6, 0.5)])
+def test_a_small_spread_far_from_zero(
+    center: float, spread: float, first: float | None, layout: torch.memory_format
+) -> None:
+    """Whatever element distances are taken from; from zero, f64 would have no bits left."""
+    x = (plain(4, 3, 16, 16) * spread + center).contiguous(memory_format=layout)
+    if first is not None:
+        x[0, :, 0, 0] = first
+    check_fused(statistics, x)
+
+
+def test_channels_of_two() -> None:
+    check_fused(statistics, plain(2, 3, 1, 1))
+
+
+def test_channels_of_one() -> None:
+    """Their variance is 0."""
+
+    def norm(x: Tensor) -> Any:
+        return aten._native_batch_norm_legit.no_stats(x, None, None, True, 0.1, 1e-5)
+
+    check_fused(norm, plain(1, 3, 1, 1))
+
+
+def test_parts_of_a_tensor() -> None:
+    """Elements that do not lie side by side."""
+    check_fused(statistics, plain(4, 6, 12, 10)[:, ::2, 1::3, 1:])
+
+
+def test_narrow_types_are_measured_in_one_loop() -> None:
+    """Two sums over the same points; f64 has no wider type to take one pass in."""
+    one = scheduled(statistics, torch.empty(4, 3, 8, 8)).only
+    two = scheduled(statistics, torch.empty(4, 3, 8, 8, dtype=torch.float64)).only
+
+    def loops(kernel: Kernel) -> list[int]:
+        found = [sum(isinstance(s, Accumulate) for s in stage.body) for stage in kernel.stages]
+        return [count for count in found if count]
+
+    assert loops(one) == [2]
+    assert loops(two) == [1, 1]
 
 
 def test_instance_norm() -> None:

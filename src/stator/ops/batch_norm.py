@@ -18,7 +18,7 @@ from stator.loops.ir import Combine, Expr
 from stator.loops.values import Builder, Point, Result, Value
 from stator.ops.reduce import count_of, join, read_twice
 from stator.ops.table import lowers
-from stator.ops.variance import inverse_deviation, moments
+from stator.ops.variance import inverse_deviation, moments, moments_at_once
 
 aten = torch.ops.aten
 _b = Body()
@@ -100,12 +100,13 @@ def _stored(result: Result, value: Value) -> Value:
 
 def _measured(t: Builder, x: Value, eps: float) -> tuple[Statistics, Value]:
     """Statistics of x, and the sum of squared distances from the mean."""
-    channels = Channels(x)
+    channels, kind = Channels(x), x.dtype.computed_in
 
     def read(channel: Point, rest: Point) -> Expr:
-        return cast(x.load(channels.point(channel, rest)), DType.F64)
+        return cast(x.load(channels.point(channel, rest)), kind)
 
-    mean, spread = moments(t, [x.size[1]], channels.inner, read)
+    measure = moments if kind is DType.F64 else moments_at_once
+    mean, spread = measure(t, [x.size[1]], channels.inner, read)
     rstd = inverse_deviation(t, spread, count_of(channels.inner, DType.F64), eps)
     return Statistics(mean, rstd), spread
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from stator.core.dtypes import DType
-from stator.loops.build import Body, cast
+from stator.loops.build import Body, cast, const
 from stator.loops.index import Index
-from stator.loops.ir import Combine, Expr
+from stator.loops.ir import Combine, Expr, within
 from stator.loops.values import Builder, Point, Result, Value, product
 from stator.ops.reduce import count_of, join, read_twice, reduced_dims, shaped
 from stator.ops.table import lowers
@@ -34,6 +34,47 @@ def moments(
         return _b.square(_b.sub(read(kept, reduced), mean.load(kept)))
 
     return mean, t.reduce(Combine.SUM, size, inner, square)
+
+
+def moments_at_once(
+    t: Builder,
+    size: Sequence[Index],
+    inner: Sequence[Index],
+    read: Callable[[Point, Point], Expr],
+) -> tuple[Value, Value]:
+    """The same in one pass and in f64, of what `read` gives in a narrower type.
+
+    With d = x - x0, where x0 is the first element: x0 + sum(d) / n, sum(d**2) - sum(d)**2 / n
+
+    Where x0 is K deviations from the mean, the difference loses 2 log2(K) of f64's 53 bits.  There
+    is no K above sqrt(n), since x0 itself is among the elements: of a million, 20 bits at most.
+    """
+    count = product(inner)
+    number = count_of(inner, DType.F64)
+
+    def first(kept: Point) -> Expr:
+        value = read(kept, tuple(Index.of(0) for _ in inner))
+        # Subtracted, an infinity would make NaN of itself, and so of the mean.
+        finite = _b.where(_b.eq(_b.sub(value, value), 0), value, 0)
+        return cast(within(Index.of(0), count, finite, const(0, value.dtype)), DType.F64)
+
+    def apart(kept: Point, reduced: Point) -> Expr:
+        return _b.sub(cast(read(kept, reduced), DType.F64), first(kept))
+
+    plain = t.reduce(Combine.SUM, size, inner, apart)
+    squares = t.reduce(Combine.SUM, size, inner, lambda k, r: _b.square(apart(k, r)))
+
+    def average(kept: Point) -> Expr:
+        return _b.add(first(kept), _b.div(plain.load(kept), number))
+
+    def left(kept: Point) -> Expr:
+        value = _b.sub(squares.load(kept), _b.div(_b.square(plain.load(kept)), number))
+        return _b.where(_b.lt(value, 0), 0, value)  # rounding; NaN stays
+
+    return (
+        t.keep(Value(plain.size, DType.F64, average)),
+        t.keep(Value(plain.size, DType.F64, left)),
+    )
 
 
 def inverse_deviation(t: Builder, spread: Value, count: Expr, eps: float) -> Value:
