@@ -181,7 +181,8 @@ def _confirmed(row: Sequence[Candidate], room: float, foresee: Foresee) -> Candi
     between = list(range(left + 1, right))
     while between:
         middle = between.pop(len(between) // 2)
-        if not planned(right) <= planned(middle) * LEVEL <= planned(left) * LEVEL**2:
+        is_below_left = planned(middle) <= planned(left) * LEVEL
+        if not is_below_left or planned(right) > planned(middle) * LEVEL:
             continue
         if row[middle].saved <= room:
             right = middle

@@ -146,7 +146,7 @@ class _Spread:
 
 
 def _lies_so(value: torch.Tensor) -> bool:
-    return value.is_contiguous(memory_format=torch.channels_last)
+    return bool(value.is_contiguous(memory_format=torch.channels_last))
 
 
 def _layouts(value: Any) -> list[Any]:
