@@ -117,24 +117,29 @@ def frontier(found: Sequence[Candidate]) -> list[Candidate]:
 
 def _within_budget(found: Sequence[Candidate], budget: float, foresee: Foresee | None) -> Candidate:
     """The cut for a share of what the first, the default, keeps: so far down the row."""
-    row = list(_row(found))
     room = max(budget * found[0].saved, min(one.saved for one in found))
-    if foresee is None or not _is_in_doubt(row):
-        return next(one for one in row if one.saved <= room)
-    return _confirmed(row, room, foresee)
+    if foresee is None or not _is_in_doubt(found):
+        return next(one for one in _row(found) if one.saved <= room)
+    return _confirmed(list(_row(found)), room, foresee)
 
 
-def _is_in_doubt(row: Sequence[Candidate]) -> bool:
+def _is_in_doubt(found: Sequence[Candidate]) -> bool:
     """Whether plans could tell what holds less where the simulation cannot, and it matters.
 
-    The simulation is right where small values are nothing beside the peak.  Where all of the row is
-    alike but for them, no budget buys memory; where there is little to buy for so many nodes, plans
-    would take longer than that is worth.
+    The simulation is right where small values are nothing beside the peak.  Where a budget can buy
+    little for so many nodes, plans would take longer than that is worth.
     """
-    doubt = max(one.doubt for one in row)
-    peaks = [one.peak for one in row]
-    gain, further = max(peaks) - min(peaks), len(row[0].simulator.nodes) - FEW
-    return doubt > SURE * max(peaks) and gain > max(doubt, WORTH_A_PLAN * further)
+    default, ends = found[0], _ends(found)
+    doubt = max(one.doubt for one in (default, *ends))
+    gain = default.peak - min(end.peak for end in ends)
+    is_worth_it = gain > WORTH_A_PLAN * (len(default.simulator.nodes) - FEW)
+    return doubt > SURE * default.peak and is_worth_it
+
+
+def _ends(found: Sequence[Candidate]) -> list[Candidate]:
+    """Those that keep least: the row leads to one of them."""
+    least = min(one.saved for one in found)
+    return [one for one in found if one.saved == least]
 
 
 def _row(found: Sequence[Candidate]) -> Iterator[Candidate]:
@@ -143,8 +148,8 @@ def _row(found: Sequence[Candidate]) -> Iterator[Candidate]:
     Each is followed by the quickest that keeps less by a step, holds no more at once, and is worth
     it.
     """
-    default, least = found[0], min(one.saved for one in found)
-    ends = [one for one in found if one.saved == least]
+    default, ends = found[0], _ends(found)
+    least = ends[0].saved
 
     def is_above_an_end(one: Candidate) -> bool:
         """Else a smaller budget would have to take more memory."""
@@ -179,6 +184,8 @@ def _confirmed(row: Sequence[Candidate], room: float, foresee: Foresee) -> Candi
     planned = cache(lambda place: foresee(row[place].cut))
     left, right = 0, len(row) - 1
     between = list(range(left + 1, right))
+    if planned(right) > planned(left) * LEVEL:
+        return row[right]  # the default holds least: all below it holds the same
     while between:
         middle = between.pop(len(between) // 2)
         is_below_left = planned(middle) <= planned(left) * LEVEL
