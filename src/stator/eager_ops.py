@@ -81,7 +81,8 @@ def aoti_compile_with_persistent_cache(
             chosen = {"levels": levels, **wishes, "output_path": found}
             fixed = {name: value for name, value in kwargs.items() if isinstance(value, _KINDS)}
             asked = {name: value for name, value in kwargs.items() if name not in fixed}
-            aot_compile(_Called(partial(f, **fixed)), tuple(args), asked, options=chosen)
+            apart, named = pytree.tree_map(_apart, (tuple(args), asked))
+            aot_compile(_Called(partial(f, **fixed)), apart, named, options=chosen)
             cache.add(meta, wishes, found)
         return str(found)
 
@@ -90,6 +91,16 @@ def _cache(ns: str, name: str, device: str, wishes: Mapping[str, Any]) -> Operat
     known = {key: value for key, value in wishes.items() if key in ("cache_dir",)}
     folder = cache_folder(read_options(None, known))
     return OperatorCache(folder / "aoti_eager" / ns / device, name)
+
+
+def _apart(value: Any) -> Any:
+    """A tensor as an object of its own: torch.export merges one that is given twice.
+
+    The kernel of `op(x, x)` is that of `op(x, y)` too.
+    """
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.detach().requires_grad_(value.requires_grad)
 
 
 class _Called(torch.nn.Module):

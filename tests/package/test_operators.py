@@ -68,6 +68,12 @@ def test_a_miss_then_hits(tmp_path: Path) -> None:
     assert second["arg_order"] == 1
 
 
+def test_a_tensor_given_twice_stands_for_two(tmp_path: Path) -> None:
+    path = compiled(tmp_path, X, X)
+    assert compiled(tmp_path, X, X + 1) == path
+    torch.testing.assert_close(stator.load(path)(X, X + 1), 2 * X + 1)
+
+
 def test_other_arguments_and_options_are_other_entries(tmp_path: Path) -> None:
     paths = {
         compiled(tmp_path),
@@ -205,6 +211,24 @@ def test_lists_and_texts_among_arguments(tmp_path: Path, monkeypatch: pytest.Mon
         # What is known is found: nothing comes to Python any more.
         monkeypatch.setattr(eager_ops._Enabled, "_find", None)
         torch.testing.assert_close(calls_of(operators), expected)
+    finally:
+        eager_ops.disable()
+
+
+def test_what_was_seen_with_a_tensor_twice_is_right_for_two(tmp_path: Path) -> None:
+    x, y = torch.randn(4, 4), torch.randn(4, 4)
+    operators = {
+        "add.Tensor": lambda first, second: first + second,
+        "cat": lambda first, second: torch.cat((first, second)),
+        "mm": torch.mm,
+    }
+    expected = {name: function(x, y) for name, function in operators.items()}
+    eager_ops.enable("aten", list(operators), options={"cache_dir": tmp_path})
+    try:
+        for name, function in operators.items():
+            function(x, x)
+            torch.testing.assert_close(function(x, y), expected[name])
+            assert kernels_of(name) == 1
     finally:
         eager_ops.disable()
 
