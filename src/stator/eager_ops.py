@@ -7,12 +7,13 @@ compiled runs as before, and is not tried again.
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ import torch
 from torch.library import Library, get_kernel
 
 from stator.ahead import aot_compile
+from stator.codegen.llvm.libraries import library_function
 from stator.errors import OptionError, StatorWarning, Unsupported
 from stator.options import cache_folder, read_options
 from stator.package.archive import LIBRARY, read_package
@@ -27,6 +29,8 @@ from stator.package.lookup import Operator
 from stator.package.native import Container
 from stator.package.operators import OperatorCache, described
 from stator.torch_api import (
+    BEGIN_NUMBERS,
+    END_NUMBERS,
     argument_types,
     is_mutable_op,
     is_random_op,
@@ -38,6 +42,7 @@ from stator.torch_api import (
 
 _LEVELS: Final = {"AVX512": 4, "AVX2": 3}
 _NUMBER: Final = (bool, int, float, complex)
+_TENSOR: Final = ("Tensor", "Optional[Tensor]")
 _KINDS: Final = (torch.dtype, torch.device, torch.layout)  # no arguments of an exported program
 MOST_KERNELS: Final = 1024  # of an operator: whoever has more kinds of arguments gains nothing
 
@@ -131,27 +136,19 @@ class _Enabled:
 
     def miss(self, keys: Any, *args: Any, **kwargs: Any) -> Any:
         """Arguments that the table does not have: find or compile their kernel, and run it."""
-        given = self._with_tensors(args)
-        if given is args and not _busy.now:
+        if self._has_numbers(args):  # there is no kernel for each number: those run as before
+            with _numbers_as_tensors():
+                return self.original.call_boxed(keys, *args, **kwargs)
+        if not _busy.now:
             self._find(args, kwargs)
-        return self.original.call_boxed(keys, *given, **kwargs)
+        return self.original.call_boxed(keys, *args, **kwargs)
 
-    def _with_tensors(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Numbers that stand for tensors, as in `x + 1`, as tensors that promote no further.
-
-        There is no kernel for each number: those run as before.
-        """
+    def _has_numbers(self, args: tuple[Any, ...]) -> bool:
+        """Whether numbers stand for tensors, as in `x + 1`."""
         kinds = argument_types(self.target)[: len(args)]
-        numbers = [
-            kind == "Tensor" and isinstance(arg, _NUMBER)
+        return any(
+            kind in _TENSOR and isinstance(arg, _NUMBER)
             for kind, arg in zip(kinds, args, strict=True)
-        ]
-        if not any(numbers):
-            return args
-        (first, *_) = (arg for arg in args if isinstance(arg, torch.Tensor))
-        return tuple(
-            torch.tensor(arg, dtype=torch.result_type(first, arg)) if is_number else arg
-            for arg, is_number in zip(args, numbers, strict=True)
         )
 
     def _find(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -188,6 +185,25 @@ class _Enabled:
         if count != len(package.manifest["outputs"]):
             return None
         return Container(package.files, LIBRARY, (package.path, package.start), count)
+
+
+@contextmanager
+def _numbers_as_tensors() -> Iterator[None]:
+    """Let boxed calls make of numbers what eager makes of them: tensors that promote no further."""
+    begin, end = _guard()
+    guard = ctypes.c_bool()  # holds what was before
+    begin(ctypes.byref(guard), True)
+    try:
+        yield
+    finally:
+        end(ctypes.byref(guard))
+
+
+@cache
+def _guard() -> tuple[Any, Any]:
+    begin = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_bool)
+    end = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
+    return begin(library_function(BEGIN_NUMBERS)), end(library_function(END_NUMBERS))
 
 
 def _has_tensors(values: Iterable[Any]) -> bool:

@@ -496,6 +496,9 @@ def is_weight(value: Any) -> bool:
 TENSOR_IN_OBJECT: Final = object.__basicsize__
 # The Python object of a C++ tensor: THPVariable_Wrap(const at::TensorBase&).
 WRAP_TENSOR: Final = "_Z16THPVariable_WrapRKN2at10TensorBaseE"
+# Whether boxed calls take numbers for tensors: the constructor and destructor of a guard.
+BEGIN_NUMBERS: Final = "_ZN5torch3jit29ToIValueAllowNumbersAsTensorsC1Eb"
+END_NUMBERS: Final = "_ZN5torch3jit29ToIValueAllowNumbersAsTensorsD1Ev"
 
 
 def tensor_is_in_object() -> bool:

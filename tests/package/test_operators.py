@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -229,6 +229,35 @@ def test_what_was_seen_with_a_tensor_twice_is_right_for_two(tmp_path: Path) -> N
             function(x, x)
             torch.testing.assert_close(function(x, y), expected[name])
             assert kernels_of(name) == 1
+    finally:
+        eager_ops.disable()
+
+
+HALF = torch.tensor([1e-3, 0.0, 1.0], dtype=torch.float16)
+BYTE = torch.tensor([1], dtype=torch.uint8)
+NUMBERS: dict[str, Callable[[], torch.Tensor]] = {
+    "beyond what the type holds": lambda: HALF * 1e5,
+    "beyond it, of one element": lambda: HALF[0] * 1e5,
+    "where there is nothing": lambda: (1 - HALF.ne(1).half()) * -1e9,
+    "by which is divided": lambda: 100 * HALF / 1e5,
+    "finer than the type": lambda: torch.linspace(0.1, 9, 2000).bfloat16() * 0.1,
+    "that bytes do not hold": lambda: BYTE + 300 + BYTE * -1,
+    "that integers do not hold": lambda: torch.tensor([3], dtype=torch.int32) * 2**33,
+    "complex": lambda: HALF.float() * 2j,
+    "that are chosen": lambda: torch.where(HALF > 0, 0.1, torch.zeros(3, dtype=torch.float64)),
+    "and nothing else": lambda: torch.ops.aten.add.Tensor(1, 2),
+}
+
+
+def test_numbers_are_what_eager_makes_of_them(tmp_path: Path) -> None:
+    expected = {name: call() for name, call in NUMBERS.items()}
+    names = ["add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "where.self"]
+    eager_ops.enable("aten", names, options={"cache_dir": tmp_path})
+    try:
+        for name, call in NUMBERS.items():
+            found = call()
+            assert found.dtype is expected[name].dtype, name
+            torch.testing.assert_close(found, expected[name], rtol=0, atol=0, msg=name)
     finally:
         eager_ops.disable()
 
