@@ -25,17 +25,19 @@ from stator.codegen.llvm.libraries import library_function
 from stator.errors import OptionError, StatorWarning, Unsupported
 from stator.options import cache_folder, read_options
 from stator.package.archive import LIBRARY, read_package
-from stator.package.lookup import Operator
+from stator.package.lookup import MOST_OUTPUTS, Operator
 from stator.package.native import Container
 from stator.package.operators import OperatorCache, described
 from stator.torch_api import (
     BEGIN_NUMBERS,
     END_NUMBERS,
     argument_types,
+    is_composite,
     is_mutable_op,
     is_random_op,
     operator_named,
     pytree,
+    result_types,
     returns_alias,
     unregister,
 )
@@ -44,6 +46,19 @@ _LEVELS: Final = {"AVX512": 4, "AVX2": 3}
 _NUMBER: Final = (bool, int, float, complex)
 _TENSOR: Final = ("Tensor", "Optional[Tensor]")
 _KINDS: Final = (torch.dtype, torch.device, torch.layout)  # no arguments of an exported program
+# What operators call that torch has no derivatives of.
+_CALLED: Final = {
+    "softmax": "_softmax",
+    "log_softmax": "_log_softmax",
+    "layer_norm": "native_layer_norm",
+    "group_norm": "native_group_norm",
+    "batch_norm": "native_batch_norm",
+    "linear": "addmm and mm",
+    "matmul": "mm and bmm",
+    "conv1d": "convolution",
+    "conv2d": "convolution",
+    "conv3d": "convolution",
+}
 MOST_KERNELS: Final = 1024  # of an operator: whoever has more kinds of arguments gains nothing
 
 
@@ -274,5 +289,16 @@ def _checked(ns: str, name: str) -> Any:
         raise OptionError(
             f"{ns}::{name} writes to its arguments, returns one, or draws random numbers",
             hint="operators that compute new tensors of their arguments alone can be compiled",
+        )
+    if is_composite(target):
+        raise OptionError(
+            f"{ns}::{name} only calls other operators, whose derivatives autograd knows",
+            hint=f"enable {_CALLED.get(name.partition('.')[0], 'those that it calls')} instead",
+        )
+    results = result_types(target)
+    if set(results) != {"Tensor"} or len(results) > MOST_OUTPUTS:
+        raise OptionError(
+            f"{ns}::{name} returns {', '.join(results) or 'nothing'}",
+            hint=f"operators that return 1 to {MOST_OUTPUTS} tensors, in no list, can be compiled",
         )
     return target

@@ -266,16 +266,21 @@ _SECRET_KEEPERS: Final = frozenset(
 )
 
 
+def is_composite(target: OpOverload) -> bool:
+    """Whether an operator only calls others, which autograd sees in its place."""
+    key = "CompositeImplicitAutograd"
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), key))
+
+
 def keeps_nothing(target: Any) -> bool:
     """Whether an operator of torch's own neither returns its arguments' memory nor keeps it."""
     libraries = ("aten", "mkldnn", "mkl", "onednn")
     if not isinstance(target, OpOverload) or target.namespace not in libraries:
         return False
-    if (name := target.name()) in _SECRET_KEEPERS:
+    if target.name() in _SECRET_KEEPERS or is_composite(target):
         return False
-    composite = torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
     aliases = any(value.alias_info is not None for value in target._schema.returns)
-    return not (composite or aliases or target._schema.is_mutable)
+    return not (aliases or target._schema.is_mutable)
 
 
 def is_random_op(target: Any) -> bool:

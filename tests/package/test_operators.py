@@ -146,10 +146,27 @@ def test_what_is_refused(tmp_path: Path) -> None:
             eager_ops.enable("aten", [name])
 
 
+REFUSED = {
+    "softmax.int": "enable _softmax instead",  # autograd would not see what it calls any more
+    "linear": "enable addmm and mm",
+    "cosine_similarity": "those that it calls",
+    "unbind_copy.int": r"returns List\[Tensor\]",
+    "_foreach_sqrt": r"returns List\[Tensor\]",
+    "equal": "returns bool",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_operators_that_eager_mode_keeps(name: str) -> None:
+    with pytest.raises(OptionError, match=REFUSED[name]):
+        eager_ops.enable("aten", ["add.Tensor", name])
+    assert not eager_ops._enabled
+
+
 @pytest.fixture
 def enabled(tmp_path: Path) -> Iterator[Path]:
     """Some operators of eager mode are compiled ones."""
-    names = ["add.Tensor", "gelu", "softmax.int", "var_mean.correction"]
+    names = ["add.Tensor", "gelu", "_softmax", "var_mean.correction"]
     eager_ops.enable("aten", names, options={"cache_dir": tmp_path})
     try:
         yield tmp_path

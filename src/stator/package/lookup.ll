@@ -344,7 +344,7 @@ entry:
   %key = alloca [240 x i64]
   %handles = alloca [32 x ptr]
   %handle_count = alloca i64
-  %outputs = alloca [16 x ptr]
+  %outputs = alloca [{OUTPUTS} x ptr]
   %bytes_at = getelementptr i8, ptr %self, i64 {TABLE_IN_SELF}
   %bytes = load ptr, ptr %bytes_at
   %operator = getelementptr i8, ptr %bytes, i64 {TABLE_IN_BYTES}

@@ -20,6 +20,7 @@ from stator.runtime.native.image import TABLE_IN_BYTES, TABLE_IN_SELF, make_buil
 from stator.torch_api import TENSOR_IN_OBJECT, WRAP_TENSOR
 
 MOST_WORDS: Final = 240
+MOST_OUTPUTS: Final = 16
 FIRST_SLOTS: Final = 64  # a power of two
 FAST_WITH_KEYWORDS: Final = 0x0080 | 0x0002  # METH_FASTCALL | METH_KEYWORDS
 
@@ -101,6 +102,7 @@ class Operator:
 def _code() -> Code:
     text = files(__package__).joinpath("lookup.ll").read_text()
     parts = {
+        "{OUTPUTS}": MOST_OUTPUTS,
         "{WRAP}": WRAP_TENSOR,
         "{TENSOR}": TENSOR_IN_OBJECT,
         "{TENSOR_TYPE}": id(torch.Tensor),
