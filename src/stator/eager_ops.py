@@ -87,7 +87,9 @@ def aoti_compile_with_persistent_cache(
         )
     if device_type != "cpu":
         raise OptionError(f"device_type cannot be {device_type!r}", hint="give 'cpu'")
-    wishes = dict(options or {})
+    # For one processor, so that compiling is short; others that share the folder have their own.
+    levels = (_LEVELS.get(torch.backends.cpu.get_cpu_capability(), 1),)
+    wishes = {"levels": levels, **(options or {})}
     meta = described(args, kwargs)
     cache = _cache(ns, op_func_name_with_overload, device_type, wishes)
     found = cache.find(meta, wishes)
@@ -96,9 +98,8 @@ def aoti_compile_with_persistent_cache(
     with cache.locked():
         found = cache.find(meta, wishes)  # by somebody else, meanwhile
         if found is None:
-            found = cache.folder / "lib" / f"{cache.key(meta, wishes)}.pt2"
-            levels = (_LEVELS.get(torch.backends.cpu.get_cpu_capability(), 1),)
-            chosen = {"levels": levels, **wishes, "output_path": found}
+            found = cache.library(meta, wishes)
+            chosen = {**wishes, "output_path": found}
             fixed = {name: value for name, value in kwargs.items() if isinstance(value, _KINDS)}
             asked = {name: value for name, value in kwargs.items() if name not in fixed}
             apart, named = pytree.tree_map(_apart, (tuple(args), asked))

@@ -19,6 +19,7 @@ import stator
 from stator import eager_ops
 from stator.errors import OptionError, StatorWarning, Unsupported
 from stator.package import operators
+from stator.package.archive import own_version, read_package
 
 add = torch.ops.aten.add.Tensor
 X, Y = torch.randn(3, 4), torch.randn(4)
@@ -107,11 +108,89 @@ def test_damaged_entries_are_left_out_and_replaced(tmp_path: Path) -> None:
 
 
 def test_another_version_compiles_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = compiled(tmp_path)
-    monkeypatch.setattr(operators, "own_version", lambda: "9.9")
-    after = compiled(tmp_path)
+    before = Path(compiled(tmp_path))
+    when = before.stat().st_mtime_ns
+    with monkeypatch.context() as other:
+        other.setattr(operators, "own_version", lambda: "9.9")
+        after = Path(compiled(tmp_path))
     assert after != before
-    assert [entry["stator"] for entry in entries(tmp_path)] == ["9.9"]
+    assert [entry["stator"] for entry in entries(tmp_path)] == [own_version(), "9.9"]
+    assert compiled(tmp_path) == str(before)
+    assert before.stat().st_mtime_ns == when
+
+
+def test_kernels_that_nobody_asks_for_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nameless = Path(compiled(tmp_path, X, 2))
+    with monkeypatch.context() as other:
+        other.setattr(operators, "own_version", lambda: "9.9")
+        old = Path(compiled(tmp_path))
+    file = tmp_path / "aoti_eager" / "aten" / "cpu" / "add.Tensor.json"
+    file.write_text(json.dumps(entries(tmp_path)[1:]))
+    kept = compiled(tmp_path, X, 3)
+    assert old.exists()
+    assert not nameless.exists()
+    os.utime(old, (0, 0))  # older than a month
+    also = compiled(tmp_path, X, 4)
+    assert sorted(Path(kept).parent.iterdir()) == sorted([Path(kept), Path(also)])
+    assert len(entries(tmp_path)) == 2
+
+
+def test_an_entry_is_for_the_default_type(tmp_path: Path) -> None:
+    whole = torch.tensor([1, 2])
+    divide = torch.ops.aten.div.Tensor
+    arguments: Any = ("aten", "div.Tensor", "cpu", False, divide, (whole, whole), {})
+    found = []
+    before = torch.get_default_dtype()
+    try:
+        for dtype in (torch.float32, torch.float64):
+            torch.set_default_dtype(dtype)
+            path = stator.aoti_compile_with_persistent_cache(
+                *arguments, options={"cache_dir": tmp_path}
+            )
+            found.append(stator.load(path)(whole, whole).dtype)
+    finally:
+        torch.set_default_dtype(before)
+    assert found == [torch.float32, torch.float64]
+
+
+def test_an_entry_is_for_the_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for capability, level in (("DEFAULT", 1), ("AVX2", 3), ("AVX512", 4)):
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda it=capability: it)
+        path = Path(compiled(tmp_path))
+        assert read_package(path).manifest["levels"] == [level]
+        found.append(path)
+    assert len(set(found)) == 3
+
+
+def test_a_folder_may_be_moved(tmp_path: Path) -> None:
+    path = Path(compiled(tmp_path / "here"))
+    (tmp_path / "here").rename(tmp_path / "there")
+    moved = Path(compiled(tmp_path / "there"))
+    assert moved.name == path.name
+    assert len(entries(tmp_path / "there")) == 1
+
+
+def test_a_number_that_is_none_is_found(tmp_path: Path) -> None:
+    fill = torch.ops.aten.masked_fill.Scalar
+    given: Any = ("aten", "masked_fill.Scalar", "cpu", False, fill, (X, X > 0, float("nan")), {})
+    times = []
+    for _ in range(2):
+        path = stator.aoti_compile_with_persistent_cache(*given, options={"cache_dir": tmp_path})
+        times.append(Path(path).stat().st_mtime_ns)
+    assert times[0] == times[1]
+
+
+def test_no_list_leads_out_of_the_folder(tmp_path: Path) -> None:
+    path = Path(compiled(tmp_path))
+    file = tmp_path / "aoti_eager" / "aten" / "cpu" / "add.Tensor.json"
+    other = tmp_path / path.name
+    stator.aot_compile(torch.nn.Bilinear(4, 4, 4), (X, X), options={"output_path": other})
+    for way in (str(other), os.path.relpath(other, file.parent)):
+        (entry,) = entries(tmp_path)
+        file.write_text(json.dumps([{**entry, "kernel_path": way}]))
+        assert compiled(tmp_path) == str(path)
+        assert other.exists()
 
 
 WRITER = """
