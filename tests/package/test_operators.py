@@ -17,7 +17,7 @@ import torch
 
 import stator
 from stator import eager_ops
-from stator.errors import OptionError, StatorWarning, Unsupported
+from stator.errors import OptionError, PackageError, StatorWarning, Unsupported
 from stator.package import operators
 from stator.package.archive import own_version, read_package
 
@@ -191,6 +191,35 @@ def test_no_list_leads_out_of_the_folder(tmp_path: Path) -> None:
         file.write_text(json.dumps([{**entry, "kernel_path": way}]))
         assert compiled(tmp_path) == str(path)
         assert other.exists()
+
+
+def test_what_others_may_write_is_not_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = Path(compiled(tmp_path))
+    libraries, folder = path.parent, path.parent.parent
+    for one in (libraries, folder):
+        one.chmod(0o777)
+    compiled(tmp_path)
+    assert [one.stat().st_mode & 0o022 for one in (libraries, folder)] == [0, 0]
+    libraries.chmod(0o1777)  # shared on purpose
+    with pytest.raises(PackageError, match="others may write"):
+        compiled(tmp_path)
+    libraries.chmod(0o700)
+    monkeypatch.setattr(os, "getuid", lambda: path.stat().st_uid + 1)
+    with pytest.raises(PackageError, match="belongs to another user"):
+        compiled(tmp_path)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="a file is given away by root alone")
+def test_files_of_another_user_are_replaced(tmp_path: Path) -> None:
+    path = Path(compiled(tmp_path))
+    file = tmp_path / "aoti_eager" / "aten" / "cpu" / "add.Tensor.json"
+    for one in (path, file):
+        os.chown(one, 12345, -1)
+        with pytest.warns(StatorWarning, match="another user"):
+            compiled(tmp_path)
+        assert [path.stat().st_uid, file.stat().st_uid] == [0, 0]
 
 
 WRITER = """

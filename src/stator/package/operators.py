@@ -5,7 +5,8 @@
 
 Entries do not depend on each other: one that is damaged or whose library is gone is left out, with
 a warning, and replaced when it is compiled again.  Those of another version stay beside ours, for a
-while; a library that no entry names goes.
+while; a library that no entry names goes.  Which library is loaded follows from its key, never from
+what a list says, and only from a folder that is the user's alone.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import os
+import stat
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +27,7 @@ from typing import Any, Final
 import torch
 
 from stator.cache.fingerprint import own_code
-from stator.cache.store import replacing
+from stator.cache.store import replacing, why_not_ours
 from stator.errors import PackageError, StatorWarning
 from stator.package.archive import own_version, read_package
 from stator.torch_api import dispatch_keys
@@ -105,6 +108,7 @@ class OperatorCache:
         path = self.library(meta, options)
         if not path.parent.exists():
             return None
+        self._check_owner()
         named = any(entry["kernel_path"] == self._shown(path) for entry in self.entries())
         return path if named and self._is_whole(path) else None
 
@@ -112,6 +116,9 @@ class OperatorCache:
         """All that can be read."""
         try:
             found = json.loads(self.file.read_text(encoding="utf-8"))
+            if not _is_users(self.file):
+                self._report("its list belongs to another user")
+                return []
         except FileNotFoundError:
             return []
         except (OSError, ValueError) as error:
@@ -134,6 +141,9 @@ class OperatorCache:
             read_package(path)
         except PackageError as error:
             self._report(f"{self._shown(path)} is left out: {error}")
+            return False
+        if not _is_users(path):
+            self._report(f"{self._shown(path)} belongs to another user")
             return False
         return True
 
@@ -167,9 +177,18 @@ class OperatorCache:
         """Alone with the operator's entries, among all processes."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         (self.folder / "lib").mkdir(mode=0o700, exist_ok=True)
+        self._check_owner()
         with (self.folder / f".{self.name}.lock").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
+
+    def _check_owner(self) -> None:
+        """What is loaded becomes code that runs: nobody else may have written it."""
+        for path in (self.folder, self.folder / "lib"):
+            reason = why_not_ours(path)
+            if reason is not None:
+                hint = "give another folder as the option cache_dir"
+                raise PackageError(path, f"cached operators are not used: {reason}", hint=hint)
 
     def _libraries(self) -> list[Path]:
         return list((self.folder / "lib").glob(f"{self.name}.{'?' * 32}.pt2"))
@@ -188,6 +207,12 @@ def _makers() -> dict[str, str]:
 
 def _is_ours(entry: Mapping[str, Any]) -> bool:
     return all(entry.get(name) == value for name, value in _makers().items())
+
+
+def _is_users(path: Path) -> bool:
+    """Whether the user wrote a file: others may have been let into the folder before."""
+    status = path.lstat()
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid()
 
 
 def _is_young(path: Path) -> bool:
