@@ -501,6 +501,7 @@ def is_weight(value: Any) -> bool:
 TENSOR_IN_OBJECT: Final = object.__basicsize__
 # The Python object of a C++ tensor: THPVariable_Wrap(const at::TensorBase&).
 WRAP_TENSOR: Final = "_Z16THPVariable_WrapRKN2at10TensorBaseE"
+DEFAULT_TYPE: Final = "_ZN3c1031get_default_dtype_as_scalartypeEv"
 # Whether boxed calls take numbers for tensors: the constructor and destructor of a guard.
 BEGIN_NUMBERS: Final = "_ZN5torch3jit29ToIValueAllowNumbersAsTensorsC1Eb"
 END_NUMBERS: Final = "_ZN5torch3jit29ToIValueAllowNumbersAsTensorsD1Ev"

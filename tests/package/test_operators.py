@@ -387,6 +387,19 @@ def test_numbers_are_what_eager_makes_of_them(tmp_path: Path) -> None:
         eager_ops.disable()
 
 
+def test_the_default_type_counts_when_it_changes(tmp_path: Path) -> None:
+    whole, before = torch.tensor([1, 2]), torch.get_default_dtype()
+    eager_ops.enable("aten", ["div.Tensor"], options={"cache_dir": tmp_path})
+    try:
+        for dtype in (torch.float32, torch.float64) * 2:
+            torch.set_default_dtype(dtype)
+            assert (whole / whole).dtype is dtype
+        assert kernels_of("div.Tensor") == 2
+    finally:
+        torch.set_default_dtype(before)
+        eager_ops.disable()
+
+
 def test_longer_arguments_than_a_key_holds(tmp_path: Path) -> None:
     x = torch.randn(3)
     eager_ops.enable("aten", ["cat"], options={"cache_dir": tmp_path})

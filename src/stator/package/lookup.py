@@ -17,7 +17,7 @@ from stator.codegen.llvm.libraries import library_function
 from stator.codegen.llvm.objects import Code, load_object
 from stator.package.native import Container
 from stator.runtime.native.image import TABLE_IN_BYTES, TABLE_IN_SELF, make_builtin
-from stator.torch_api import TENSOR_IN_OBJECT, WRAP_TENSOR
+from stator.torch_api import DEFAULT_TYPE, TENSOR_IN_OBJECT, WRAP_TENSOR
 
 MOST_WORDS: Final = 240
 MOST_OUTPUTS: Final = 16
@@ -104,6 +104,7 @@ def _code() -> Code:
     parts = {
         "{OUTPUTS}": MOST_OUTPUTS,
         "{WRAP}": WRAP_TENSOR,
+        "{DEFAULT_TYPE}": DEFAULT_TYPE,
         "{TENSOR}": TENSOR_IN_OBJECT,
         "{TENSOR_TYPE}": id(torch.Tensor),
         "{PARAMETER_TYPE}": id(torch.nn.Parameter),
