@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +20,9 @@ import stator
 from stator import eager_ops
 from stator.errors import OptionError, PackageError, StatorWarning, Unsupported
 from stator.package import operators
-from stator.package.archive import own_version, read_package
+from stator.package.archive import LIBRARY, own_version, read_package
+from stator.package.lookup import Operator
+from stator.package.native import Container
 
 add = torch.ops.aten.add.Tensor
 X, Y = torch.randn(3, 4), torch.randn(4)
@@ -450,6 +453,30 @@ def test_threads(enabled: Path) -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_threads_fill_a_table_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = read_package(Path(compiled(tmp_path, X, X)))
+    container = Container(package.files, LIBRARY, (package.path, package.start), 1)
+    operator, put = Operator(print), Operator._put
+    inside: list[int] = []
+    most = []
+
+    def slowly(entry: Any, slots: Any) -> None:
+        inside.append(1)
+        most.append(len(inside))
+        time.sleep(0.02)
+        put(entry, slots)
+        inside.pop()
+
+    monkeypatch.setattr(Operator, "_put", staticmethod(slowly))
+    given = [(torch.empty(size),) for size in (1, 2, 3)] * 2
+    threads = [Thread(target=operator.add, args=(args, {}, container)) for args in given]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1, 1, 1]  # the same arguments are there once
 
 
 def test_disabled_again(enabled: Path) -> None:

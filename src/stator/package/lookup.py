@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
+from threading import Lock
 from typing import Any, Final
 
 import torch
@@ -47,7 +48,8 @@ class Operator:
     miss: Callable[..., Any]
     table: _Table = field(default_factory=_Table)
     kept: list[Any] = field(default_factory=list)  # what addresses in the table point to
-    entries: list[tuple[int, Any, int, Container]] = field(default_factory=list)
+    entries: dict[bytes, tuple[int, Any, int, Container]] = field(default_factory=dict)
+    lock: Lock = field(default_factory=Lock)
     function: Any = field(init=False)
 
     def __post_init__(self) -> None:
@@ -68,17 +70,21 @@ class Operator:
         words = _key_function()(row, len(args), id(names), key, ctypes.byref(number))
         if words <= 0:
             return False
-        self.entries.append((number.value, key, words, container))
-        if 2 * len(self.entries) > self.table.count:
-            self._resize(2 * self.table.count)
-        else:
-            self._put(self.entries[-1], self.kept[-1])
+        name = bytes(key)[: words * 8]
+        with self.lock:  # a slot is filled in several steps
+            if name in self.entries:  # another thread's
+                return True
+            self.entries[name] = (number.value, key, words, container)
+            if 2 * len(self.entries) > self.table.count:
+                self._resize(2 * self.table.count)
+            else:
+                self._put(self.entries[name], self.kept[-1])
         return True
 
     def _resize(self, count: int) -> None:
         """A larger table, filled before it takes the old one's place."""
         slots = (_Slot * count)()
-        for entry in self.entries:
+        for entry in self.entries.values():
             self._put(entry, slots)
         self.kept.append(slots)  # the old one stays: somebody may be looking into it
         # Count and slots are read one after the other: a larger table first, its count last.
