@@ -145,7 +145,7 @@ class _Enabled:
     original: Any
     options: Mapping[str, Any]
     operator: Operator = field(init=False)
-    refused: set[str] = field(default_factory=set)
+    tried: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.operator = Operator(self.miss)
@@ -168,35 +168,35 @@ class _Enabled:
         )
 
     def _find(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        if len(self.operator.entries) < MOST_KERNELS and not _has_tensors(kwargs.values()):
+        """Put a kernel for such arguments into the table, unless that was tried before."""
+        if len(self.tried) >= MOST_KERNELS or _has_tensors(kwargs.values()):
+            return
+        try:
+            key = repr((torch.get_default_dtype(), described(args, kwargs)))
+        except TypeError:
+            return
+        if key in self.tried:
+            return
+        self.tried.add(key)
+        try:
             container = self._container(args, kwargs)
             if container is not None:
                 self.operator.add(args, kwargs, container)
-
-    def _container(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Container | None:
-        try:
-            key = repr(described(args, kwargs))
-        except TypeError:
-            return None
-        if key in self.refused:
-            return None
-        space, _, name = self.name.partition("::")
-        try:
-            with _busy.at_work(), torch.no_grad():
-                path = Path(
-                    aoti_compile_with_persistent_cache(
-                        space, name, "cpu", False, self.target, args, kwargs, options=self.options
-                    )
-                )
-                package = read_package(path)
         except Exception as error:
-            self.refused.add(key)
             warnings.warn(
                 f"{self.name} runs as before for these arguments: {error}",
                 StatorWarning,
                 stacklevel=2,
             )
-            return None
+
+    def _container(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Container | None:
+        """The kernel; None where not all that it returns is a tensor."""
+        space, _, name = self.name.partition("::")
+        with _busy.at_work(), torch.no_grad():
+            path = aoti_compile_with_persistent_cache(
+                space, name, "cpu", False, self.target, args, kwargs, options=self.options
+            )
+        package = read_package(Path(path))
         count = sum(isinstance(place, int) for place in package.manifest["outputs"])
         if count != len(package.manifest["outputs"]):
             return None
@@ -258,12 +258,19 @@ def enable(
     if device != "cpu":
         raise OptionError(f"device cannot be {device!r}", hint="give 'cpu'")
     targets = {name: _checked(ns, name) for name in operators}
+    wishes = dict(options or {})
     with _lock:
+        for name in targets:
+            if f"{ns}::{name}" in _enabled and _enabled[f"{ns}::{name}"][0].options != wishes:
+                raise OptionError(
+                    f"{ns}::{name} is enabled with other options",
+                    hint="call stator.eager_ops.disable() first",
+                )
         for name, target in targets.items():
             full = f"{ns}::{name}"
             if full in _enabled:
-                continue
-            one = _Enabled(full, target, get_kernel(target, "CPU"), dict(options or {}))
+                continue  # with the same options
+            one = _Enabled(full, target, get_kernel(target, "CPU"), wishes)
             library = Library(ns, "IMPL")
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # that torch's kernel is overridden

@@ -485,6 +485,46 @@ def test_disabled_again(enabled: Path) -> None:
     assert not (enabled / "aoti_eager").exists()
 
 
+def test_other_options_need_another_start(enabled: Path) -> None:
+    options = {"cache_dir": enabled}
+    eager_ops.enable("aten", ["add.Tensor"], options=options)
+    with pytest.raises(OptionError, match=r"disable\(\) first"):
+        eager_ops.enable("aten", ["relu", "add.Tensor"], options={**options, "levels": (1,)})
+    assert "aten::relu" not in eager_ops._enabled
+
+
+def test_what_has_no_native_key_is_tried_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, read = torch.randn(3), []
+
+    def reading(path: Path) -> Any:
+        read.append(path)
+        return read_package(path)
+
+    monkeypatch.setattr(eager_ops, "read_package", reading)
+    eager_ops.enable("aten", ["cat"], options={"cache_dir": tmp_path})
+    try:
+        results = [torch.cat([x] * 40) for _ in range(3)]
+    finally:
+        eager_ops.disable()
+    assert len(read) == 1
+    for result in results:
+        assert torch.equal(result, x.repeat(40))
+
+
+def test_a_cache_that_fails_does_not_fail_the_operator(
+    enabled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> Any:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(eager_ops, "Container", fails)
+    with pytest.warns(StatorWarning, match=r"runs as before.*Too many open files"):
+        total = X + X
+    assert torch.equal(total, 2 * X)
+
+
 def test_errors_are_eagers(enabled: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
