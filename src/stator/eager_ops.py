@@ -7,12 +7,13 @@ compiled runs as before, and is not tried again.
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,25 +21,44 @@ import torch
 from torch.library import Library, get_kernel
 
 from stator.ahead import aot_compile
+from stator.codegen.llvm.libraries import library_function
 from stator.errors import OptionError, StatorWarning, Unsupported
 from stator.options import cache_folder, read_options
 from stator.package.archive import LIBRARY, read_package
-from stator.package.lookup import Operator
+from stator.package.lookup import MOST_OUTPUTS, Operator
 from stator.package.native import Container
 from stator.package.operators import OperatorCache, described
 from stator.torch_api import (
+    BEGIN_NUMBERS,
+    END_NUMBERS,
     argument_types,
+    is_composite,
     is_mutable_op,
     is_random_op,
     operator_named,
     pytree,
+    result_types,
     returns_alias,
     unregister,
 )
 
 _LEVELS: Final = {"AVX512": 4, "AVX2": 3}
 _NUMBER: Final = (bool, int, float, complex)
+_TENSOR: Final = ("Tensor", "Optional[Tensor]")
 _KINDS: Final = (torch.dtype, torch.device, torch.layout)  # no arguments of an exported program
+# What operators call that torch has no derivatives of.
+_CALLED: Final = {
+    "softmax": "_softmax",
+    "log_softmax": "_log_softmax",
+    "layer_norm": "native_layer_norm",
+    "group_norm": "native_group_norm",
+    "batch_norm": "native_batch_norm",
+    "linear": "addmm and mm",
+    "matmul": "mm and bmm",
+    "conv1d": "convolution",
+    "conv2d": "convolution",
+    "conv3d": "convolution",
+}
 MOST_KERNELS: Final = 1024  # of an operator: whoever has more kinds of arguments gains nothing
 
 
@@ -67,7 +87,9 @@ def aoti_compile_with_persistent_cache(
         )
     if device_type != "cpu":
         raise OptionError(f"device_type cannot be {device_type!r}", hint="give 'cpu'")
-    wishes = dict(options or {})
+    # For one processor, so that compiling is short; others that share the folder have their own.
+    levels = (_LEVELS.get(torch.backends.cpu.get_cpu_capability(), 1),)
+    wishes = {"levels": levels, **(options or {})}
     meta = described(args, kwargs)
     cache = _cache(ns, op_func_name_with_overload, device_type, wishes)
     found = cache.find(meta, wishes)
@@ -76,12 +98,12 @@ def aoti_compile_with_persistent_cache(
     with cache.locked():
         found = cache.find(meta, wishes)  # by somebody else, meanwhile
         if found is None:
-            found = cache.folder / "lib" / f"{cache.key(meta, wishes)}.pt2"
-            levels = (_LEVELS.get(torch.backends.cpu.get_cpu_capability(), 1),)
-            chosen = {"levels": levels, **wishes, "output_path": found}
+            found = cache.library(meta, wishes)
+            chosen = {**wishes, "output_path": found}
             fixed = {name: value for name, value in kwargs.items() if isinstance(value, _KINDS)}
             asked = {name: value for name, value in kwargs.items() if name not in fixed}
-            aot_compile(_Called(partial(f, **fixed)), tuple(args), asked, options=chosen)
+            apart, named = pytree.tree_map(_apart, (tuple(args), asked))
+            aot_compile(_Called(partial(f, **fixed)), apart, named, options=chosen)
             cache.add(meta, wishes, found)
         return str(found)
 
@@ -90,6 +112,16 @@ def _cache(ns: str, name: str, device: str, wishes: Mapping[str, Any]) -> Operat
     known = {key: value for key, value in wishes.items() if key in ("cache_dir",)}
     folder = cache_folder(read_options(None, known))
     return OperatorCache(folder / "aoti_eager" / ns / device, name)
+
+
+def _apart(value: Any) -> Any:
+    """A tensor as an object of its own: torch.export merges one that is given twice.
+
+    The kernel of `op(x, x)` is that of `op(x, y)` too.
+    """
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.detach().requires_grad_(value.requires_grad)
 
 
 class _Called(torch.nn.Module):
@@ -113,70 +145,81 @@ class _Enabled:
     original: Any
     options: Mapping[str, Any]
     operator: Operator = field(init=False)
-    refused: set[str] = field(default_factory=set)
+    tried: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.operator = Operator(self.miss)
 
     def miss(self, keys: Any, *args: Any, **kwargs: Any) -> Any:
         """Arguments that the table does not have: find or compile their kernel, and run it."""
-        given = self._with_tensors(args)
-        if given is args and not _busy.now:
+        if self._has_numbers(args):  # there is no kernel for each number: those run as before
+            with _numbers_as_tensors():
+                return self.original.call_boxed(keys, *args, **kwargs)
+        if not _busy.now:
             self._find(args, kwargs)
-        return self.original.call_boxed(keys, *given, **kwargs)
+        return self.original.call_boxed(keys, *args, **kwargs)
 
-    def _with_tensors(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Numbers that stand for tensors, as in `x + 1`, as tensors that promote no further.
-
-        There is no kernel for each number: those run as before.
-        """
+    def _has_numbers(self, args: tuple[Any, ...]) -> bool:
+        """Whether numbers stand for tensors, as in `x + 1`."""
         kinds = argument_types(self.target)[: len(args)]
-        numbers = [
-            kind == "Tensor" and isinstance(arg, _NUMBER)
+        return any(
+            kind in _TENSOR and isinstance(arg, _NUMBER)
             for kind, arg in zip(kinds, args, strict=True)
-        ]
-        if not any(numbers):
-            return args
-        (first, *_) = (arg for arg in args if isinstance(arg, torch.Tensor))
-        return tuple(
-            torch.tensor(arg, dtype=torch.result_type(first, arg)) if is_number else arg
-            for arg, is_number in zip(args, numbers, strict=True)
         )
 
     def _find(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        if len(self.operator.entries) < MOST_KERNELS and not _has_tensors(kwargs.values()):
+        """Put a kernel for such arguments into the table, unless that was tried before."""
+        if len(self.tried) >= MOST_KERNELS or _has_tensors(kwargs.values()):
+            return
+        try:
+            key = repr((torch.get_default_dtype(), described(args, kwargs)))
+        except TypeError:
+            return
+        if key in self.tried:
+            return
+        self.tried.add(key)
+        try:
             container = self._container(args, kwargs)
             if container is not None:
                 self.operator.add(args, kwargs, container)
-
-    def _container(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Container | None:
-        try:
-            key = repr(described(args, kwargs))
-        except TypeError:
-            return None
-        if key in self.refused:
-            return None
-        space, _, name = self.name.partition("::")
-        try:
-            with _busy.at_work(), torch.no_grad():
-                path = Path(
-                    aoti_compile_with_persistent_cache(
-                        space, name, "cpu", False, self.target, args, kwargs, options=self.options
-                    )
-                )
-                package = read_package(path)
         except Exception as error:
-            self.refused.add(key)
             warnings.warn(
                 f"{self.name} runs as before for these arguments: {error}",
                 StatorWarning,
                 stacklevel=2,
             )
-            return None
+
+    def _container(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Container | None:
+        """The kernel; None where not all that it returns is a tensor."""
+        space, _, name = self.name.partition("::")
+        with _busy.at_work(), torch.no_grad():
+            path = aoti_compile_with_persistent_cache(
+                space, name, "cpu", False, self.target, args, kwargs, options=self.options
+            )
+        package = read_package(Path(path))
         count = sum(isinstance(place, int) for place in package.manifest["outputs"])
         if count != len(package.manifest["outputs"]):
             return None
         return Container(package.files, LIBRARY, (package.path, package.start), count)
+
+
+@contextmanager
+def _numbers_as_tensors() -> Iterator[None]:
+    """Let boxed calls make of numbers what eager makes of them: tensors that promote no further."""
+    begin, end = _guard()
+    guard = ctypes.c_bool()  # holds what was before
+    begin(ctypes.byref(guard), True)
+    try:
+        yield
+    finally:
+        end(ctypes.byref(guard))
+
+
+@cache
+def _guard() -> tuple[Any, Any]:
+    begin = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_bool)
+    end = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
+    return begin(library_function(BEGIN_NUMBERS)), end(library_function(END_NUMBERS))
 
 
 def _has_tensors(values: Iterable[Any]) -> bool:
@@ -215,12 +258,19 @@ def enable(
     if device != "cpu":
         raise OptionError(f"device cannot be {device!r}", hint="give 'cpu'")
     targets = {name: _checked(ns, name) for name in operators}
+    wishes = dict(options or {})
     with _lock:
+        for name in targets:
+            if f"{ns}::{name}" in _enabled and _enabled[f"{ns}::{name}"][0].options != wishes:
+                raise OptionError(
+                    f"{ns}::{name} is enabled with other options",
+                    hint="call stator.eager_ops.disable() first",
+                )
         for name, target in targets.items():
             full = f"{ns}::{name}"
             if full in _enabled:
-                continue
-            one = _Enabled(full, target, get_kernel(target, "CPU"), dict(options or {}))
+                continue  # with the same options
+            one = _Enabled(full, target, get_kernel(target, "CPU"), wishes)
             library = Library(ns, "IMPL")
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # that torch's kernel is overridden
@@ -247,5 +297,16 @@ def _checked(ns: str, name: str) -> Any:
         raise OptionError(
             f"{ns}::{name} writes to its arguments, returns one, or draws random numbers",
             hint="operators that compute new tensors of their arguments alone can be compiled",
+        )
+    if is_composite(target):
+        raise OptionError(
+            f"{ns}::{name} only calls other operators, whose derivatives autograd knows",
+            hint=f"enable {_CALLED.get(name.partition('.')[0], 'those that it calls')} instead",
+        )
+    results = result_types(target)
+    if set(results) != {"Tensor"} or len(results) > MOST_OUTPUTS:
+        raise OptionError(
+            f"{ns}::{name} returns {', '.join(results) or 'nothing'}",
+            hint=f"operators that return 1 to {MOST_OUTPUTS} tensors, in no list, can be compiled",
         )
     return target

@@ -266,16 +266,21 @@ _SECRET_KEEPERS: Final = frozenset(
 )
 
 
+def is_composite(target: OpOverload) -> bool:
+    """Whether an operator only calls others, which autograd sees in its place."""
+    key = "CompositeImplicitAutograd"
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), key))
+
+
 def keeps_nothing(target: Any) -> bool:
     """Whether an operator of torch's own neither returns its arguments' memory nor keeps it."""
     libraries = ("aten", "mkldnn", "mkl", "onednn")
     if not isinstance(target, OpOverload) or target.namespace not in libraries:
         return False
-    if (name := target.name()) in _SECRET_KEEPERS:
+    if target.name() in _SECRET_KEEPERS or is_composite(target):
         return False
-    composite = torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
     aliases = any(value.alias_info is not None for value in target._schema.returns)
-    return not (composite or aliases or target._schema.is_mutable)
+    return not (aliases or target._schema.is_mutable)
 
 
 def is_random_op(target: Any) -> bool:
@@ -496,6 +501,10 @@ def is_weight(value: Any) -> bool:
 TENSOR_IN_OBJECT: Final = object.__basicsize__
 # The Python object of a C++ tensor: THPVariable_Wrap(const at::TensorBase&).
 WRAP_TENSOR: Final = "_Z16THPVariable_WrapRKN2at10TensorBaseE"
+DEFAULT_TYPE: Final = "_ZN3c1031get_default_dtype_as_scalartypeEv"
+# Whether boxed calls take numbers for tensors: the constructor and destructor of a guard.
+BEGIN_NUMBERS: Final = "_ZN5torch3jit29ToIValueAllowNumbersAsTensorsC1Eb"
+END_NUMBERS: Final = "_ZN5torch3jit29ToIValueAllowNumbersAsTensorsD1Ev"
 
 
 def tensor_is_in_object() -> bool:

@@ -288,7 +288,7 @@ def test_the_order_of_skipped_passes_is_not_in_the_key() -> None:
     [
         (torch, "__version__", "2.99.0", "torch"),
         (torch.version, "git_version", "0" * 40, "torch"),
-        (module_under_test, "_own_code", lambda: "0", "stator"),
+        (module_under_test, "own_code", lambda: "0", "stator"),
         (module_under_test, "_machine", lambda: "0", "machine"),
         (module_under_test, "version", lambda _: "0", "llvmlite"),
         (platform, "python_version", lambda: "4.0", "python"),
@@ -308,7 +308,7 @@ def test_any_change_of_our_own_source_changes_its_digest(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def digest() -> str:
-        return module_under_test._own_code.__wrapped__()
+        return module_under_test.own_code.__wrapped__()
 
     (tmp_path / "cache").mkdir()
     monkeypatch.setattr(module_under_test, "__file__", str(tmp_path / "cache" / "fingerprint.py"))

@@ -80,7 +80,7 @@ def fingerprint(
             "state": compile_state(),
             "options": _options_text(options),
             "passes": _passes_text(),
-            "stator": _own_code(),
+            "stator": own_code(),
             "torch": f"{torch.__version__} {torch.version.git_version}",
             "llvmlite": _llvmlite(),
             "python": f"{platform.python_implementation()} {platform.python_version()}",
@@ -287,7 +287,7 @@ def _tensor(value: torch.Tensor) -> str:
 
 
 @cache
-def _own_code() -> str:
+def own_code() -> str:
     """All of our own source: any change may change what is compiled."""
     folder = Path(__file__).parent.parent
     files = sorted(file for kind in ("*.py", "*.ll") for file in folder.rglob(kind))

@@ -178,7 +178,7 @@ class Store:
                             path.unlink()
 
     def _is_usable(self) -> bool:
-        reason = _why_not_ours(self.folder)
+        reason = why_not_ours(self.folder)
         self.problem = reason or self.problem
         return reason is None
 
@@ -261,7 +261,7 @@ def _read_ours(path: Path, limit: int) -> bytes | None:
         return file.read() if ours and status.st_size <= limit else None
 
 
-def _why_not_ours(folder: Path) -> str | None:
+def why_not_ours(folder: Path) -> str | None:
     """None if only this user can write into `folder`; otherwise the reason.
 
     What is loaded becomes code that runs.  A folder of ours that is merely too open is tightened,

@@ -1,9 +1,10 @@
 ; An operator of eager mode that finds its compiled kernel by its arguments, as a builtin of Python.
 ;
 ; The arguments make a key, a row of words: a tensor gives its type, sizes and strides, a number
-; itself, a text its bytes, a list its length and what its items give.  Names of keywords, and then
-; their values, stand behind the others.  A table, which Python fills, has the kernels' keys; what is not in it goes to a function
-; of Python's.  `self` is a tuple whose first item, bytes, holds the addresses in %operator.
+; itself, a text its bytes, a list its length and what its items give.  Torch's default type stands
+; before them; names of keywords, and then their values, stand behind.  A table, which Python fills,
+; has the kernels' keys; what is not in it goes to a function of Python's.  `self` is a tuple whose
+; first item, bytes, holds the addresses in %operator.
 
 %operator = type { ptr, ptr }  ; the table, and the function that is called where it has nothing
 %table = type { i64, ptr }  ; how many slots (a power of two), and the slots
@@ -26,6 +27,7 @@ declare void @PyErr_Clear() nonlazybind
 declare ptr @PyTuple_New(i64) nonlazybind
 declare i32 @PyTuple_SetItem(ptr, i64, ptr) nonlazybind
 declare ptr @{WRAP}(ptr) nonlazybind
+declare i8 @{DEFAULT_TYPE}() nonlazybind
 @PyLong_Type = external global i8
 @PyFloat_Type = external global i8
 @PyBool_Type = external global i8
@@ -302,7 +304,10 @@ bad:
 ; The words of a call: positional arguments, and those with names, among which no tensor may be.
 define internal i64 @call_key(ptr %arguments, i64 %count, ptr %names, ptr %key, ptr %handles, ptr %handle_count) {
   store i64 0, ptr %handle_count
-  %words = call i64 @key_of(ptr %arguments, i64 %count, ptr %key, i64 0, ptr %handles, ptr %handle_count)
+  %default_type = call i8 @{DEFAULT_TYPE}()
+  %its_number = zext i8 %default_type to i64
+  store i64 %its_number, ptr %key
+  %words = call i64 @key_of(ptr %arguments, i64 %count, ptr %key, i64 1, ptr %handles, ptr %handle_count)
   %has_names = icmp ne ptr %names, null
   %good = icmp sge i64 %words, 0
   %goes_on = and i1 %has_names, %good
@@ -344,7 +349,7 @@ entry:
   %key = alloca [240 x i64]
   %handles = alloca [32 x ptr]
   %handle_count = alloca i64
-  %outputs = alloca [16 x ptr]
+  %outputs = alloca [{OUTPUTS} x ptr]
   %bytes_at = getelementptr i8, ptr %self, i64 {TABLE_IN_SELF}
   %bytes = load ptr, ptr %bytes_at
   %operator = getelementptr i8, ptr %bytes, i64 {TABLE_IN_BYTES}

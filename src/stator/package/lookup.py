@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
+from threading import Lock
 from typing import Any, Final
 
 import torch
@@ -17,9 +18,10 @@ from stator.codegen.llvm.libraries import library_function
 from stator.codegen.llvm.objects import Code, load_object
 from stator.package.native import Container
 from stator.runtime.native.image import TABLE_IN_BYTES, TABLE_IN_SELF, make_builtin
-from stator.torch_api import TENSOR_IN_OBJECT, WRAP_TENSOR
+from stator.torch_api import DEFAULT_TYPE, TENSOR_IN_OBJECT, WRAP_TENSOR
 
 MOST_WORDS: Final = 240
+MOST_OUTPUTS: Final = 16
 FIRST_SLOTS: Final = 64  # a power of two
 FAST_WITH_KEYWORDS: Final = 0x0080 | 0x0002  # METH_FASTCALL | METH_KEYWORDS
 
@@ -46,7 +48,8 @@ class Operator:
     miss: Callable[..., Any]
     table: _Table = field(default_factory=_Table)
     kept: list[Any] = field(default_factory=list)  # what addresses in the table point to
-    entries: list[tuple[int, Any, int, Container]] = field(default_factory=list)
+    entries: dict[bytes, tuple[int, Any, int, Container]] = field(default_factory=dict)
+    lock: Lock = field(default_factory=Lock)
     function: Any = field(init=False)
 
     def __post_init__(self) -> None:
@@ -67,17 +70,21 @@ class Operator:
         words = _key_function()(row, len(args), id(names), key, ctypes.byref(number))
         if words <= 0:
             return False
-        self.entries.append((number.value, key, words, container))
-        if 2 * len(self.entries) > self.table.count:
-            self._resize(2 * self.table.count)
-        else:
-            self._put(self.entries[-1], self.kept[-1])
+        name = bytes(key)[: words * 8]
+        with self.lock:  # a slot is filled in several steps
+            if name in self.entries:  # another thread's
+                return True
+            self.entries[name] = (number.value, key, words, container)
+            if 2 * len(self.entries) > self.table.count:
+                self._resize(2 * self.table.count)
+            else:
+                self._put(self.entries[name], self.kept[-1])
         return True
 
     def _resize(self, count: int) -> None:
         """A larger table, filled before it takes the old one's place."""
         slots = (_Slot * count)()
-        for entry in self.entries:
+        for entry in self.entries.values():
             self._put(entry, slots)
         self.kept.append(slots)  # the old one stays: somebody may be looking into it
         # Count and slots are read one after the other: a larger table first, its count last.
@@ -101,7 +108,9 @@ class Operator:
 def _code() -> Code:
     text = files(__package__).joinpath("lookup.ll").read_text()
     parts = {
+        "{OUTPUTS}": MOST_OUTPUTS,
         "{WRAP}": WRAP_TENSOR,
+        "{DEFAULT_TYPE}": DEFAULT_TYPE,
         "{TENSOR}": TENSOR_IN_OBJECT,
         "{TENSOR_TYPE}": id(torch.Tensor),
         "{PARAMETER_TYPE}": id(torch.nn.Parameter),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -54,20 +55,20 @@ class Container:
         self._call = _Library(files, stem, device.type)
         self.device = device
         self.outputs = outputs
-        # Whatever becomes of the name, the file stays the one that was checked.
-        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        made = ctypes.c_void_p()
-        name = f"/proc/self/fd/{self._file}".encode()
-        self._call("stator_open", ctypes.addressof(made), name, start, device.index or 0)
+        # Whatever becomes of the name, the file stays the one that was checked; it is mapped here.
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            made = ctypes.c_void_p()
+            name = f"/proc/self/fd/{file}".encode()
+            self._call("stator_open", ctypes.addressof(made), name, start, device.index or 0)
+        finally:
+            os.close(file)
         self._container = made
 
     def __del__(self) -> None:
         container = self.__dict__.pop("_container", None)
         if container is not None:
             self._call("AOTInductorModelContainerDelete", container)
-        file = self.__dict__.pop("_file", None)
-        if file is not None:
-            os.close(file)
 
     @property
     def handle(self) -> int:
@@ -140,6 +141,7 @@ def _error(message: str) -> Exception:
     return ValueError(message) if about_inputs else RuntimeError(message)
 
 
+_numbers: Final = itertools.count(1)
 _kept: Final[dict[bytes, Any]] = {}  # libraries in memory: they stay for as long as the process
 
 
@@ -147,21 +149,29 @@ def _linked(files: Files, stem: str, device: str) -> dict[str, int]:
     """Addresses in a shared library, loaded from memory: no file is left behind."""
     data = files[f"{stem}.so"]
     if data not in _kept:
-        # The number stays taken: the loader knows libraries by name.
-        handle = os.memfd_create("stator_model", os.MFD_CLOEXEC)
-        with os.fdopen(os.dup(handle), "wb") as out:
-            out.write(data)
         # Torch's libraries by their names, as the linker wrote them down.
         for name in NEEDED[device]:
             path = Path(torch.__file__).parent / "lib" / name
             ctypes.CDLL(str(path) if path.exists() else name)
-        _kept[data] = ctypes.CDLL(f"/proc/self/fd/{handle}")
+        with os.fdopen(os.memfd_create("stator_model", os.MFD_CLOEXEC), "wb") as out:
+            out.write(data)
+            out.flush()
+            _kept[data] = ctypes.CDLL(_fresh_name(out.fileno()))
     found = {}
     for name in _FUNCTIONS:
         address = ctypes.cast(getattr(_kept[data], name), _P).value
         assert address is not None, f"{name} has an address"
         found[name] = address
     return found
+
+
+def _fresh_name(file: int) -> str:
+    """A path of an open file that no library had: the loader knows libraries by their paths.
+
+    The number of the file is taken again; a dot more or less, in each place, leads to it as well.
+    """
+    dots = f"{next(_numbers):b}".replace("0", "/").replace("1", "/.")
+    return f"/proc/self/fd{dots}/{file}"
 
 
 def _unlinked(files: Files, stem: str) -> dict[str, int]:
