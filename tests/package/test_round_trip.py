@@ -127,6 +127,34 @@ def test_wrong_forms(built: Callable[[str], Path]) -> None:
             loaded(*args, **kwargs)
 
 
+class Less(torch.nn.Linear):
+    """Takes two tensors, and has a weight."""
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        """A difference, and a product with the weight."""
+        return (a - 2 * b) @ self.weight
+
+
+def test_an_example_given_twice_stands_for_two_inputs(tmp_path: Path) -> None:
+    model, wishes = Less(3, 3), {"output_path": tmp_path / "less.pt2"}
+    x, a, b = torch.ones(3, 3), torch.randn(3, 3), torch.randn(3, 3)
+    for args in ((x, x), (x, model.weight), (model.weight, model.weight)):
+        loaded = stator.load(stator.aot_compile(model, args, options=wishes))
+        torch.testing.assert_close(loaded(a, b), model(a, b).detach())
+        loaded = stator.load(stator.aot_compile_joint(model, args, options=wishes))
+        torch.testing.assert_close(loaded(a, b), model(a, b))
+
+
+def test_a_program_that_took_two_inputs_for_one_is_refused(tmp_path: Path) -> None:
+    model, x = Less(3, 3), torch.ones(3, 3)
+    wishes = {"output_path": tmp_path / "less.pt2"}
+    for args in ((x, x), (x, model.weight)):
+        program = torch.export.export(model, args)
+        with pytest.raises(Unsupported, match=r"one tensor was given to torch\.export in"):
+            stator.aot_compile(program, options=wishes)
+    stator.aot_compile(torch.export.export(model, (x, x.clone())), options=wishes)
+
+
 def test_keywords_in_any_order(tmp_path: Path) -> None:
     class Two(torch.nn.Module):
         def forward(self, *, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
