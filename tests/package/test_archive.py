@@ -23,12 +23,21 @@ from stator.package import archive
 from stator.package.archive import PAGE, PackageWriter, read_package, write_package
 
 BUILD = """
-import sys, torch, stator
-from tests.package.models import made
-model, args, kwargs, dynamic = made(sys.argv[1])
-wishes = {"output_path": "m.pt2"}
+import torch, stator
+from tests.package.models import encoder
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder = encoder()
+
+    def forward(self, x):
+        return torch.cumsum(self.encoder(x).sort(-1)[0], 0)  # calls, which a library knows by line
+
+torch.manual_seed(0)
 with torch.no_grad():
-    stator.aot_compile(model, args, kwargs, dynamic_shapes=dynamic, options=wishes)
+    model, wishes = Model().eval(), {"output_path": "m.pt2"}
+    stator.aot_compile(model, (torch.randn(2, 7, 16),), options=wishes)
 """
 
 
@@ -41,10 +50,13 @@ def test_the_same_bytes_in_two_folders_and_two_homes(tmp_path: Path) -> None:
         where = os.pathsep.join(path for path in sys.path if path)
         environment = {**os.environ, "HOME": str(home), "PYTHONPATH": where}
         environment |= {"PYTHONHASHSEED": str(number), "TMPDIR": str(home)}
-        command = [sys.executable, "-c", BUILD, "encoder"]
+        (folder / "model.py").write_text(BUILD)
+        command = [sys.executable, str(folder / "model.py")]
         subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
         found.append((folder / "m.pt2").read_bytes())
     assert found[0] == found[1]
+    assert b"model.py:11" in found[0]
+    assert b"work0" not in found[0]
 
 
 def test_500_corruptions_are_refused(built: Callable[[str], Path], tmp_path: Path) -> None:
