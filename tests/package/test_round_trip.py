@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import stator
-from stator.errors import OptionError, Unsupported
+from stator.errors import OptionError, PackageError, Unsupported
 from stator.torch_api import FakeTensorMode
 from tests.package.models import MODELS, Counter, Perceptron, made
 
@@ -67,6 +67,26 @@ def test_every_level_of_processors(level: int, tmp_path: Path) -> None:
         with torch.no_grad():
             loaded = stator.load(stator.aot_compile(model, args, kwargs, options=wishes))
             torch.testing.assert_close(loaded(*args, **kwargs), model(*args, **kwargs))
+
+
+@pytest.mark.parametrize("linker", [True, False], ids=["linked", "objects"])
+def test_a_processor_without_its_instructions(
+    linker: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, args, _, _ = made("perceptron")
+    for levels, asked, fits in (((4,), 3, False), ((3, 4), 1, False), ((1, 4), 3, True)):
+        wishes = {"output_path": tmp_path / "m.pt2", "levels": levels, "linker": linker}
+        path = stator.aot_compile(model, args, options=wishes)
+        monkeypatch.setenv("STATOR_LEVEL", str(asked))  # stands for a processor of that level
+        if fits:
+            stator.load(path)(*args)
+        else:
+            with pytest.raises(PackageError, match=rf"for level {levels[0]} .* of level {asked}"):
+                stator.load(path)
+        if not fits and linker:
+            with pytest.raises(RuntimeError):
+                torch._inductor.aoti_load_package(path)
+        monkeypatch.delenv("STATOR_LEVEL")
 
 
 @pytest.mark.parametrize("freezing", [False, True], ids=["plain", "frozen"])

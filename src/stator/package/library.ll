@@ -294,8 +294,10 @@ first:
   ret i32 1
 }
 
+@level_format = text "its kernels are for level %d of x86-64 and above, and this processor, or STATOR_LEVEL, is of level %d"
+
 ; Take the kernels of the best level that is here, or of a lower one that the environment asks for.
-define internal void @stator_choose_kernels() {
+define internal i32 @stator_choose_kernels() {
 entry:
   %best = call i32 @stator_level()
   %asked = call ptr @getenv(ptr @level_name)
@@ -311,6 +313,14 @@ read:
 choose:
   %level = phi i32 [ %best, %entry ], [ %bounded, %read ]
   %table = call ptr @kernels_of(i32 %level)
+  %fits = icmp ne ptr %table, null
+  br i1 %fits, label %take, label %refuse
+take:
   store ptr %table, ptr @kernels
-  ret void
+  ret i32 0
+refuse:
+  %lowest = load i32, ptr @lowest_level
+  %room = call ptr @room_for_text()
+  call i32 (ptr, i64, ptr, ...) @snprintf(ptr %room, i64 2048, ptr @level_format, i32 %lowest, i32 %level)
+  ret i32 1
 }

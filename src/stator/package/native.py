@@ -13,7 +13,7 @@ import torch
 from stator.codegen.llvm.libraries import library_function
 from stator.codegen.llvm.objects import load_object
 from stator.codegen.triton.driver import kernel_function
-from stator.errors import StatorError
+from stator.errors import PackageError, StatorError
 from stator.package.archive import NEEDED
 from stator.torch_api import TENSOR_IN_OBJECT, WRAP_TENSOR
 
@@ -58,7 +58,11 @@ class Container:
         self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         made = ctypes.c_void_p()
         name = f"/proc/self/fd/{self._file}".encode()
-        self._call("stator_open", ctypes.addressof(made), name, start, device.index or 0)
+        where = (ctypes.addressof(made), name, start, device.index or 0)
+        try:
+            self._call("stator_open", *where)
+        except RuntimeError as error:  # before anything but this was run
+            raise PackageError(path, str(error)) from error
         self._container = made
 
     def __del__(self) -> None:
