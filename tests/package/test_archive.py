@@ -19,7 +19,7 @@ import torch
 
 import stator
 from stator.errors import PackageError
-from stator.package import archive
+from stator.package import archive, load
 from stator.package.archive import PAGE, PackageWriter, read_package, write_package
 
 BUILD = """
@@ -95,6 +95,27 @@ def test_one_weight_under_two_names_lies_there_once(built: Callable[[str], Path]
     places = {one["name"]: one["offset"] for one in package.manifest["constants"]}
     assert places["words.weight"] == places["head.weight"]
     assert package.size == 20 * 8 * 4
+
+
+@pytest.mark.parametrize("build", [stator.aot_compile, stator.aot_compile_joint])
+def test_weights_are_those_of_the_file_that_was_checked(
+    build: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, other = tmp_path / "model.pt2", tmp_path / "other.pt2"
+    model, x = torch.nn.Linear(4, 4), torch.ones(2, 4)
+    build(model, (x,), options={"output_path": path})
+    expected = model(x)
+    with torch.no_grad():
+        model.weight.add_(1)
+    build(model, (x,), options={"output_path": other})
+
+    def deployed(*_: object) -> None:
+        other.replace(path)
+
+    monkeypatch.setattr(load, "_check_machine", deployed)  # between the check and the weights
+    torch.testing.assert_close(stator.load(path)(x), expected)
+    monkeypatch.undo()
+    torch.testing.assert_close(stator.load(path)(x), model(x))
 
 
 def rewritten(path: Path, **changes: object) -> Path:

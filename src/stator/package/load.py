@@ -176,7 +176,7 @@ class Model:
         self.device = torch.device(package.manifest["device"], device)
         self._form = Form(package)
         count = sum(isinstance(place, int) for place in self._form.outputs)
-        weights = (package.path, package.start)
+        weights = (package.file, package.start)
         self._container = Container(package.files, LIBRARY, weights, count, self.device)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

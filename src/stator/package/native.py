@@ -14,7 +14,7 @@ from stator.codegen.llvm.libraries import library_function
 from stator.codegen.llvm.objects import load_object
 from stator.codegen.triton.driver import kernel_function
 from stator.errors import PackageError, StatorError
-from stator.package.archive import NEEDED
+from stator.package.archive import NEEDED, OpenFile
 from stator.torch_api import TENSOR_IN_OBJECT, WRAP_TENSOR
 
 _P: Final = ctypes.c_void_p
@@ -45,33 +45,28 @@ class Container:
         self,
         files: Files,
         stem: str,
-        weights: tuple[Path, int],
+        weights: tuple[OpenFile, int],
         outputs: int,
         device: torch.device = _CPU,
     ) -> None:
         """The library `stem` of a package; `weights`: a file, and where in it they begin."""
-        path, start = weights
+        self._file, start = weights
         self._call = _Library(files, stem, device.type)
         self.device = device
         self.outputs = outputs
-        # Whatever becomes of the name, the file stays the one that was checked.
-        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         made = ctypes.c_void_p()
-        name = f"/proc/self/fd/{self._file}".encode()
+        name = f"/proc/self/fd/{self._file.number}".encode()
         where = (ctypes.addressof(made), name, start, device.index or 0)
         try:
             self._call("stator_open", *where)
         except RuntimeError as error:  # before anything but this was run
-            raise PackageError(path, str(error)) from error
+            raise PackageError(self._file.path, str(error)) from error
         self._container = made
 
     def __del__(self) -> None:
         container = self.__dict__.pop("_container", None)
         if container is not None:
             self._call("AOTInductorModelContainerDelete", container)
-        file = self.__dict__.pop("_file", None)
-        if file is not None:
-            os.close(file)
 
     @property
     def handle(self) -> int:
