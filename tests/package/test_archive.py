@@ -153,17 +153,82 @@ def test_another_machine(
         stator.load(rewritten(path, **change))
 
 
-def test_a_newer_format(
-    built: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("newer", [2, 10, 1000])
+def test_a_newer_format(newer: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "newer.pt2"
+    monkeypatch.setattr(archive, "FORMAT", newer)
+    write_package(path, {"format": newer}, {}, [])
+    monkeypatch.undo()
+    with pytest.raises(PackageError, match=f"format {newer}, and this stator reads 1"):
+        stator.load(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": "future"}, "a kind that this stator does not know: future"),
+        ({"outputs": 7}, "does not tell its outputs"),
+        ({"in_spec": 7}, "does not tell its in_spec"),
+        ({"in_spec": "[]"}, "cannot be loaded"),
+        ({"format": True}, "does not tell its format"),
+        ({"kind": "joint"}, "cannot be loaded: KeyError"),
+        ({"device": "cuda"}, "it is for cuda"),
+    ],
+)
+def test_a_manifest_that_makes_no_sense(
+    change: dict[str, object], message: str, built: Callable[[str], Path], tmp_path: Path
 ) -> None:
     path = Path(shutil.copy(built("perceptron"), tmp_path))
-    monkeypatch.setattr(archive, "FORMAT", 2)
-    rewritten_as_newer = tmp_path / "newer.pt2"
-    write_package(rewritten_as_newer, {"format": 2}, {}, [])
-    monkeypatch.undo()
-    with pytest.raises(PackageError, match="format 2, and this stator reads 1"):
-        stator.load(rewritten_as_newer)
-    stator.load(path)
+    with pytest.raises(PackageError, match=message):
+        stator.load(rewritten(path, **change))
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "[" * 100000, "7", '{"weights": {"bytes": null}}', '{"weights": {"bytes": 0}}']
+)
+def test_a_manifest_that_is_none(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.pt2"
+    monkeypatch.setattr(json, "dumps", lambda *_, **__: text)
+    write_package(path, {}, {}, [])
+    with pytest.raises(PackageError, match="it is damaged"):
+        stator.load(path)
+
+
+def packed(info: zipfile.ZipInfo) -> None:
+    """Let an entry be compressed, so that a short file holds much."""
+    info.compress_type = zipfile.ZIP_DEFLATED
+
+
+def named_as_another(info: zipfile.ZipInfo) -> None:
+    """Give an entry a name that there is."""
+    info.filename = "package/version"
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [(packed, "packed or encrypted"), (named_as_another, "is there twice")],
+)
+def test_entries_that_none_of_ours_is_like(
+    change: Callable[[zipfile.ZipInfo], None],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path, made = tmp_path / "model.pt2", archive._entry
+
+    def entry(name: str, extra: bytes = b"") -> zipfile.ZipInfo:
+        info = made(name, extra)
+        if name == "extra/more":
+            change(info)
+        return info
+
+    monkeypatch.setattr(archive, "_entry", entry)
+    write_package(path, {}, {"extra/more": bytes(1 << 20)}, [])
+    with pytest.raises(PackageError, match=message):
+        read_package(path)
 
 
 @pytest.mark.parametrize("name", ["../outside", "/etc/outside", "a/../../outside"])

@@ -42,8 +42,14 @@ _HEAD: Final = {  # what torch's loaders read first
     "archive_version": b"0",
     "byteorder": b"little",
 }
-_COMMENT: Final = re.compile(rb"stator (\d+) (\d{20}) (\d{20}) ([0-9a-f]{64})")
+_COMMENT: Final = re.compile(rb"stator (\d+) (\d{20}) (\d{20}) ([0-9a-f]{64})\Z")
 _COMMENT_BYTES: Final = 7 + 1 + 1 + 20 + 1 + 20 + 1 + 64
+_ENCRYPTED: Final = 1  # a flag of entries
+# What reading comes to where a file is no archive, or its manifest is not what it should be.
+_DAMAGE: Final = (
+    *(zipfile.BadZipFile, struct.error, ValueError, LookupError),
+    *(TypeError, AttributeError, RecursionError),
+)
 
 
 def own_version() -> str:
@@ -213,7 +219,7 @@ def read_package(path: Path, *, checks_weights: bool = True) -> Package:
         return _read(path, OpenFile(path), checks_weights)
     except OSError as error:
         raise PackageError(path, f"it cannot be read: {error.strerror}") from error
-    except (zipfile.BadZipFile, ValueError, LookupError, struct.error) as error:
+    except _DAMAGE as error:
         raise PackageError(path, f"it is damaged: {error}") from error
 
 
@@ -235,8 +241,8 @@ def _checked(path: Path, file: IO[bytes]) -> tuple[int, int]:
     end = file.seek(0, 2) - _COMMENT_BYTES
     if end < 0:
         raise PackageError(path, "it is too short to be a package")
-    file.seek(end)
-    found = _COMMENT.fullmatch(file.read())
+    file.seek(max(0, end - 8))  # a format of more digits is told as such
+    found = _COMMENT.search(file.read())
     if found is None:
         raise PackageError(
             path,
@@ -259,12 +265,18 @@ def _checked(path: Path, file: IO[bytes]) -> tuple[int, int]:
 def _entries(path: Path, file: IO[bytes]) -> dict[str, bytes]:
     """All of an archive but the weights, by name."""
     files = {}
+    length = file.seek(0, 2)
     file.seek(0)
     with zipfile.ZipFile(file) as archive:
         for info in archive.infolist():
             name = _inside(path, info.filename)
-            if name != WEIGHTS:
-                files[name] = archive.read(info)
+            if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & _ENCRYPTED:
+                raise PackageError(path, f"{name} is packed or encrypted, as no entry of ours is")
+            length -= info.file_size
+            if name in files or length < 0:
+                raise PackageError(path, f"{name} is there twice, or longer than the file")
+            files[name] = b"" if name == WEIGHTS else archive.read(info)
+    del files[WEIGHTS]
     return files
 
 

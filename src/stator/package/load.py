@@ -16,14 +16,16 @@ from typing import Any, Final
 import torch
 
 from stator.errors import PackageError
-from stator.package.archive import FORMAT, LIBRARY, Package, read_package
+from stator.package.archive import FORMAT, LIBRARY, Package, own_version, read_package
 from stator.package.native import Container
 from stator.torch_api import pytree, tensor_is_in_object
 
-_TOLD: Final = (
-    *("system", "machine", "format", "device", "kind"),
-    *("in_spec", "out_spec", "arguments", "outputs"),
-)
+_TOLD: Final[Mapping[str, type]] = {
+    **dict.fromkeys(("system", "machine", "device", "kind", "in_spec", "out_spec"), str),
+    **{"format": int, "arguments": list, "outputs": list},
+}
+# What a manifest comes to that is whole and makes no sense, or a library that torch is too old for.
+_NONSENSE: Final = (TypeError, ValueError, LookupError, AttributeError, RecursionError, OSError)
 _PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
@@ -42,18 +44,28 @@ def load(
     package = read_package(Path(path), checks_weights=checks_weights)
     _check_machine(package)
     place = check_device(package, None if device is None else torch.device(device))
-    if package.manifest["kind"] == "model":
-        return Model(package, place)
-    from stator.package.trainable import Trainable
+    try:
+        if package.manifest["kind"] == "model":
+            return Model(package, place)
+        from stator.package.trainable import Trainable
 
-    return Trainable(package)
+        return Trainable(package)
+    except _NONSENSE as error:
+        built = ", ".join(f"{name} {package.manifest.get(name)}" for name in ("stator", "torch"))
+        raise PackageError(
+            package.path,
+            f"it cannot be loaded: {type(error).__name__}: {error}",
+            hint=f"built with {built}; here are stator {own_version()}, torch {torch.__version__}",
+        ) from error
 
 
 def _check_machine(package: Package) -> None:
     told, path = package.manifest, package.path
-    missing = [key for key in _TOLD if key not in told]
+    missing = [key for key, kind in _TOLD.items() if type(told.get(key)) is not kind]
     if missing:
         raise PackageError(path, f"its manifest does not tell its {missing[0]}")
+    if told["kind"] not in ("model", "joint"):
+        raise PackageError(path, f"it is of a kind that this stator does not know: {told['kind']}")
     here = (sys.platform, platform.machine())
     wanted = (told["system"], told["machine"])
     if wanted != here:
