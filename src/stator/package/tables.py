@@ -65,7 +65,7 @@ def runtime_text(device: str = "cpu") -> str:
     return memory_text() + _TEXT.sub(_constant, own)
 
 
-_PARTS: Final = ("library", "constants", "interface")
+_PARTS: Final = ("library", "constants", "maps", "interface")
 
 
 def card_text(capability: int) -> str:
