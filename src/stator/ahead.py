@@ -62,9 +62,10 @@ def aot_compile(
     chosen = read_options(None, {key: v for key, v in given.items() if key not in _OURS})
     if isinstance(model, ExportedProgram):
         program = model
+        _refuse_merged(program)
     else:
         module = model if isinstance(model, torch.nn.Module) else _as_module(model)
-        program = export(module, args, dict(kwargs or {}), dynamic_shapes=dynamic_shapes)
+        program = _exported(module, args, kwargs, dynamic_shapes)
     targets = _targets(program, levels, given.get("gpu_arch"))
     if path.suffix == ".so":
         return _write_library_alone(path, program, chosen, linker, targets)
@@ -126,7 +127,7 @@ def aot_compile_joint(
             f"output_path cannot be {str(path)!r}", hint="a package for training ends in .pt2"
         )
     chosen = _settled(read_options(None, {k: v for k, v in given.items() if k not in _OURS}))
-    program = export(model, args, dict(kwargs or {}), dynamic_shapes=dynamic_shapes)
+    program = _exported(model, args, kwargs, dynamic_shapes)
     exported = Exported.of(program)
     if card_of(exported.fakes) is not None:
         raise Unsupported(
@@ -171,6 +172,36 @@ def compile_library(
     graph = library_graph(exported, run, tools)
     spell_factors(graph.module.graph)
     return write_library(exported, graph, plan_library(graph.module, tools.ctx), blob, targets)
+
+
+def _exported(
+    module: torch.nn.Module, args: Any, kwargs: Mapping[str, Any] | None, dynamic_shapes: Any
+) -> ExportedProgram:
+    """What torch.export captures; a tensor that is given twice, or is a weight too, is two."""
+    seen = {id(one) for one in (*module.parameters(), *module.buffers())}
+
+    def own(given: torch.Tensor) -> torch.Tensor:
+        # It would be one input of the graph, whatever a caller gives in the other place.
+        if id(given) in seen:
+            return given.detach().requires_grad_(given.requires_grad)
+        seen.add(id(given))
+        return given
+
+    args, given = pytree.tree_map_only(torch.Tensor, own, (tuple(args), dict(kwargs or {})))
+    return export(module, args, given, dynamic_shapes=dynamic_shapes)
+
+
+def _refuse_merged(program: ExportedProgram) -> None:
+    """Refuse a program that took two inputs for one, since its example gave one tensor twice."""
+    leaves = pytree.tree_leaves(program.example_inputs or ())
+    places = [id(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    held = [id(value) for value in program.state_dict.values()]
+    if len({*places, *held}) < len(places) + len(set(held)):
+        raise Unsupported(
+            "package",
+            "one tensor was given to torch.export in two places, which are one for its graph",
+            hint="export it on a copy: `torch.export.export(model, (x, x.clone()))`",
+        )
 
 
 def _targets(program: ExportedProgram, levels: Sequence[int], asked: Any) -> Targets:

@@ -200,7 +200,7 @@ class _Enabled:
         count = sum(isinstance(place, int) for place in package.manifest["outputs"])
         if count != len(package.manifest["outputs"]):
             return None
-        return Container(package.files, LIBRARY, (package.path, package.start), count)
+        return Container(package.files, LIBRARY, (package.file, package.start), count)
 
 
 @contextmanager

@@ -364,8 +364,8 @@ def test_another_capability_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PackageError, match=f"has {major}.{minor}"):
         stator.load(path)
     package = read_package(path)
-    weights = (package.path, package.start)
-    with pytest.raises(RuntimeError, match=f"cuda:0 has {major}.{minor}"):
+    weights = (package.file, package.start)
+    with pytest.raises(PackageError, match=f"cuda:0 has {major}.{minor}"):
         Container(package.files, LIBRARY, weights, 1, torch.device("cuda", 0))
 
 

@@ -19,16 +19,25 @@ import torch
 
 import stator
 from stator.errors import PackageError
-from stator.package import archive
+from stator.package import archive, load
 from stator.package.archive import PAGE, PackageWriter, read_package, write_package
 
 BUILD = """
-import sys, torch, stator
-from tests.package.models import made
-model, args, kwargs, dynamic = made(sys.argv[1])
-wishes = {"output_path": "m.pt2"}
+import torch, stator
+from tests.package.models import encoder
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder = encoder()
+
+    def forward(self, x):
+        return torch.cumsum(self.encoder(x).sort(-1)[0], 0)  # calls, which a library knows by line
+
+torch.manual_seed(0)
 with torch.no_grad():
-    stator.aot_compile(model, args, kwargs, dynamic_shapes=dynamic, options=wishes)
+    model, wishes = Model().eval(), {"output_path": "m.pt2"}
+    stator.aot_compile(model, (torch.randn(2, 7, 16),), options=wishes)
 """
 
 
@@ -41,10 +50,13 @@ def test_the_same_bytes_in_two_folders_and_two_homes(tmp_path: Path) -> None:
         where = os.pathsep.join(path for path in sys.path if path)
         environment = {**os.environ, "HOME": str(home), "PYTHONPATH": where}
         environment |= {"PYTHONHASHSEED": str(number), "TMPDIR": str(home)}
-        command = [sys.executable, "-c", BUILD, "encoder"]
+        (folder / "model.py").write_text(BUILD)
+        command = [sys.executable, str(folder / "model.py")]
         subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
         found.append((folder / "m.pt2").read_bytes())
     assert found[0] == found[1]
+    assert b"model.py:11" in found[0]
+    assert b"work0" not in found[0]
 
 
 def test_500_corruptions_are_refused(built: Callable[[str], Path], tmp_path: Path) -> None:
@@ -85,6 +97,27 @@ def test_one_weight_under_two_names_lies_there_once(built: Callable[[str], Path]
     assert package.size == 20 * 8 * 4
 
 
+@pytest.mark.parametrize("build", [stator.aot_compile, stator.aot_compile_joint])
+def test_weights_are_those_of_the_file_that_was_checked(
+    build: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, other = tmp_path / "model.pt2", tmp_path / "other.pt2"
+    model, x = torch.nn.Linear(4, 4), torch.ones(2, 4)
+    build(model, (x,), options={"output_path": path})
+    expected = model(x)
+    with torch.no_grad():
+        model.weight.add_(1)
+    build(model, (x,), options={"output_path": other})
+
+    def deployed(*_: object) -> None:
+        other.replace(path)
+
+    monkeypatch.setattr(load, "_check_machine", deployed)  # between the check and the weights
+    torch.testing.assert_close(stator.load(path)(x), expected)
+    monkeypatch.undo()
+    torch.testing.assert_close(stator.load(path)(x), model(x))
+
+
 def rewritten(path: Path, **changes: object) -> Path:
     """A package that is whole, and says something else of itself."""
     package = read_package(path)
@@ -120,17 +153,82 @@ def test_another_machine(
         stator.load(rewritten(path, **change))
 
 
-def test_a_newer_format(
-    built: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("newer", [2, 10, 1000])
+def test_a_newer_format(newer: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "newer.pt2"
+    monkeypatch.setattr(archive, "FORMAT", newer)
+    write_package(path, {"format": newer}, {}, [])
+    monkeypatch.undo()
+    with pytest.raises(PackageError, match=f"format {newer}, and this stator reads 1"):
+        stator.load(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": "future"}, "a kind that this stator does not know: future"),
+        ({"outputs": 7}, "does not tell its outputs"),
+        ({"in_spec": 7}, "does not tell its in_spec"),
+        ({"in_spec": "[]"}, "cannot be loaded"),
+        ({"format": True}, "does not tell its format"),
+        ({"kind": "joint"}, "cannot be loaded: KeyError"),
+        ({"device": "cuda"}, "it is for cuda"),
+    ],
+)
+def test_a_manifest_that_makes_no_sense(
+    change: dict[str, object], message: str, built: Callable[[str], Path], tmp_path: Path
 ) -> None:
     path = Path(shutil.copy(built("perceptron"), tmp_path))
-    monkeypatch.setattr(archive, "FORMAT", 2)
-    rewritten_as_newer = tmp_path / "newer.pt2"
-    write_package(rewritten_as_newer, {"format": 2}, {}, [])
-    monkeypatch.undo()
-    with pytest.raises(PackageError, match="format 2, and this stator reads 1"):
-        stator.load(rewritten_as_newer)
-    stator.load(path)
+    with pytest.raises(PackageError, match=message):
+        stator.load(rewritten(path, **change))
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "[" * 100000, "7", '{"weights": {"bytes": null}}', '{"weights": {"bytes": 0}}']
+)
+def test_a_manifest_that_is_none(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.pt2"
+    monkeypatch.setattr(json, "dumps", lambda *_, **__: text)
+    write_package(path, {}, {}, [])
+    with pytest.raises(PackageError, match="it is damaged"):
+        stator.load(path)
+
+
+def packed(info: zipfile.ZipInfo) -> None:
+    """Let an entry be compressed, so that a short file holds much."""
+    info.compress_type = zipfile.ZIP_DEFLATED
+
+
+def named_as_another(info: zipfile.ZipInfo) -> None:
+    """Give an entry a name that there is."""
+    info.filename = "package/version"
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [(packed, "packed or encrypted"), (named_as_another, "is there twice")],
+)
+def test_entries_that_none_of_ours_is_like(
+    change: Callable[[zipfile.ZipInfo], None],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path, made = tmp_path / "model.pt2", archive._entry
+
+    def entry(name: str, extra: bytes = b"") -> zipfile.ZipInfo:
+        info = made(name, extra)
+        if name == "extra/more":
+            change(info)
+        return info
+
+    monkeypatch.setattr(archive, "_entry", entry)
+    write_package(path, {}, {"extra/more": bytes(1 << 20)}, [])
+    with pytest.raises(PackageError, match=message):
+        read_package(path)
 
 
 @pytest.mark.parametrize("name", ["../outside", "/etc/outside", "a/../../outside"])

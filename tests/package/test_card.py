@@ -18,7 +18,7 @@ import stator
 from stator.cli import app
 from stator.codegen.llvm.objects import can_load
 from stator.errors import CompileError, OptionError, PackageError, Unsupported
-from stator.package.archive import LIBRARY, Package, read_package
+from stator.package.archive import LIBRARY, OpenFile, Package, read_package
 from stator.package.card import capability_of, card_of
 from stator.package.load import Model, check_device
 from stator.torch_api import FakeTensorMode
@@ -328,7 +328,7 @@ def test_a_library_refuses_another_card(build: Build) -> None:
     card, path = build(model, args)
     card.capability = (8, 6)
 
-    with pytest.raises(RuntimeError, match=r"capability 9\.0, and cuda:1 has 8\.6"):
+    with pytest.raises(PackageError, match=r"capability 9\.0, and cuda:1 has 8\.6"):
         card.loaded(path)
     assert "cuModuleLoadData" not in card.names()
 
@@ -338,7 +338,7 @@ def test_a_library_refuses_to_be_where_no_card_is(build: Build) -> None:
     card, path = build(model, args)
     card.answers["aoti_torch_empty_strided"] = 1
 
-    with pytest.raises(RuntimeError, match="there is no GPU here"):
+    with pytest.raises(PackageError, match="there is no GPU here"):
         card.loaded(path)
 
 
@@ -370,11 +370,12 @@ def test_it_is_not_loaded_on_another_card(
     }
     for name, answer in answers.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
-    package = Package(Path("model.pt2"), {"device": "cuda", "capability": 90}, {}, 0)
+    path, file = Path("model.pt2"), OpenFile(Path(__file__))
+    package = Package(path, {"device": "cuda", "capability": 90}, {}, file, 0)
 
     with pytest.raises(PackageError, match=message):
         check_device(package, None if asked is None else torch.device(asked))
-    fitting = Package(Path("model.pt2"), {"device": "cuda", "capability": 80}, {}, 0)
+    fitting = Package(path, {"device": "cuda", "capability": 80}, {}, file, 0)
     assert check_device(fitting, torch.device("cuda:1")) == 1
 
 

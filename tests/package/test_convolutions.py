@@ -96,6 +96,28 @@ def test_other_weights_are_packed_again(tmp_path: Path) -> None:
             torch.testing.assert_close(loaded(x), model(x), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("freezing", [False, True])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_transposed_ones_are_packed_where_they_are_used(
+    layout: torch.memory_format, freezing: bool, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    model = nn.ConvTranspose2d(8, 6, 3, stride=2, padding=1, output_padding=1, groups=2).eval()
+    model.to(memory_format=layout)
+    x = torch.randn(2, 8, 9, 10).contiguous(memory_format=torch.channels_last)
+    options = {"output_path": tmp_path / "model.pt2", "freezing": freezing}
+    with torch.no_grad():
+        path = stator.aot_compile(model, (x,), options=options)
+        assert packed() == 1
+        loaded = stator.load(path)
+        for one in (loaded, torch._inductor.aoti_load_package(path)):
+            torch.testing.assert_close(one(x), model(x), rtol=1e-4, atol=1e-5)
+        if not freezing:
+            model.weight.normal_()
+            loaded.load_constants({"weight": model.weight})
+            torch.testing.assert_close(loaded(x), model(x), rtol=1e-4, atol=1e-5)
+
+
 def test_the_same_bytes_twice(tmp_path: Path) -> None:
     model, x = images()
     with torch.no_grad():

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import stator
+from stator.package import native
 from stator.package.tables import runtime_text
 from tests.package.models import made
 
@@ -114,11 +115,80 @@ def test_all_constants_when_all_are_asked_for(built: Callable[[str], Path]) -> N
     torch.testing.assert_close(loaded(x)[0], expected(state(3), x))
 
 
+@pytest.mark.parametrize("name", ["words.weight", "head.weight"])
+def test_a_weight_with_two_names_changes_under_both(
+    name: str, built: Callable[[str], Path]
+) -> None:
+    model, (words,), _, _ = made("tied")
+    loaded, new = stator.load(built("tied")), torch.randn(20, 8)
+    model.words.weight.data.copy_(new)
+    loaded.load_constants({name: new}, check_full_update=True)
+    torch.testing.assert_close(loaded(words), model(words).detach())
+    runner = torch._inductor.aoti_load_package(str(built("tied")))
+    runner.load_constants({name: new}, check_full_update=True)
+    torch.testing.assert_close(runner(words), model(words).detach())
+    loaded.load_constants(dict.fromkeys(("words.weight", "head.weight"), new.neg()))
+    model.words.weight.data.neg_()
+    torch.testing.assert_close(loaded(words), model(words).detach())
+
+
+def test_a_weight_that_shares_memory_is_not_changed_alone(tmp_path: Path) -> None:
+    class Turned(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.there = torch.nn.Parameter(torch.randn(4, 4))
+            self.back = torch.nn.Parameter(self.there.detach().t())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            """There and back again."""
+            return x @ self.there @ self.back
+
+    model, x = Turned(), torch.randn(3, 4)
+    loaded = stator.load(
+        stator.aot_compile(model, (x,), options={"output_path": tmp_path / "m.pt2"})
+    )
+    new = torch.randn(4, 4)
+    with pytest.raises(RuntimeError, match="back: the constant shares memory with another"):
+        loaded.load_constants({"there": new})
+    loaded.load_constants({"there": new, "back": new.t()})
+    torch.testing.assert_close(loaded(x), x @ new @ new.t())
+
+
+def test_a_weight_that_others_were_made_of_is_none_of_a_frozen_package(tmp_path: Path) -> None:
+    model, args, _, _ = made("tied")
+    wishes = {"output_path": tmp_path / "m.pt2", "freezing": True}
+    loaded = stator.load(stator.aot_compile(model, args, options=wishes))
+    for name in ("words.weight", "head.weight"):
+        with pytest.raises(RuntimeError, match=f"{name}: .* no constant of that name .freezing"):
+            loaded.load_constants({name: torch.randn(20, 8)})
+
+
 def test_constants_of_other_strides_are_copied(built: Callable[[str], Path]) -> None:
     loaded = stator.load(built("perceptron"))
     weight = torch.randn(8, 16).t()
     loaded.load_constants({"first.weight": weight})
     torch.testing.assert_close(loaded.constants()["first.weight"], weight)
+
+
+def test_weights_do_not_go_while_they_are_read(
+    built: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded, wrapped = stator.load(built("perceptron")), native._wrapped
+    before = loaded.constants()
+    other = Thread(target=loaded.load_constants, args=(state(1),))
+
+    def reading(*args: Any, **kwargs: Any) -> torch.Tensor:
+        if other.ident is None:
+            other.start()
+            other.join(0.2)
+        assert other.is_alive(), "the handles that are read are gone"
+        return wrapped(*args, **kwargs)
+
+    monkeypatch.setattr(native, "_wrapped", reading)
+    torch.testing.assert_close(loaded.constants(), before)
+    monkeypatch.undo()
+    other.join()
+    torch.testing.assert_close(loaded.constants(), state(1))
 
 
 def test_weights_change_while_others_run(built: Callable[[str], Path]) -> None:

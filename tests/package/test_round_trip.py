@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import stator
-from stator.errors import OptionError, Unsupported
+from stator.errors import OptionError, PackageError, Unsupported
+from stator.torch_api import FakeTensorMode
 from tests.package.models import MODELS, Counter, Perceptron, made
 
 # torch.export's opinion of torch.nn.LSTM.
@@ -66,6 +67,26 @@ def test_every_level_of_processors(level: int, tmp_path: Path) -> None:
         with torch.no_grad():
             loaded = stator.load(stator.aot_compile(model, args, kwargs, options=wishes))
             torch.testing.assert_close(loaded(*args, **kwargs), model(*args, **kwargs))
+
+
+@pytest.mark.parametrize("linker", [True, False], ids=["linked", "objects"])
+def test_a_processor_without_its_instructions(
+    linker: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, args, _, _ = made("perceptron")
+    for levels, asked, fits in (((4,), 3, False), ((3, 4), 1, False), ((1, 4), 3, True)):
+        wishes = {"output_path": tmp_path / "m.pt2", "levels": levels, "linker": linker}
+        path = stator.aot_compile(model, args, options=wishes)
+        monkeypatch.setenv("STATOR_LEVEL", str(asked))  # stands for a processor of that level
+        if fits:
+            stator.load(path)(*args)
+        else:
+            with pytest.raises(PackageError, match=rf"for level {levels[0]} .* of level {asked}"):
+                stator.load(path)
+        if not fits and linker:
+            with pytest.raises(RuntimeError):
+                torch._inductor.aoti_load_package(path)
+        monkeypatch.delenv("STATOR_LEVEL")
 
 
 @pytest.mark.parametrize("freezing", [False, True], ids=["plain", "frozen"])
@@ -125,6 +146,77 @@ def test_wrong_forms(built: Callable[[str], Path]) -> None:
     for args, kwargs in (((x, x), {}), ((), {}), (([x],), {}), ((x,), {"y": x})):
         with pytest.raises(TypeError, match="was built for"):
             loaded(*args, **kwargs)
+
+
+class Less(torch.nn.Linear):
+    """Takes two tensors, and has a weight."""
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        """A difference, and a product with the weight."""
+        return (a - 2 * b) @ self.weight
+
+
+def test_an_example_given_twice_stands_for_two_inputs(tmp_path: Path) -> None:
+    model, wishes = Less(3, 3), {"output_path": tmp_path / "less.pt2"}
+    x, a, b = torch.ones(3, 3), torch.randn(3, 3), torch.randn(3, 3)
+    for args in ((x, x), (x, model.weight), (model.weight, model.weight)):
+        loaded = stator.load(stator.aot_compile(model, args, options=wishes))
+        torch.testing.assert_close(loaded(a, b), model(a, b).detach())
+        loaded = stator.load(stator.aot_compile_joint(model, args, options=wishes))
+        torch.testing.assert_close(loaded(a, b), model(a, b))
+
+
+def test_a_program_that_took_two_inputs_for_one_is_refused(tmp_path: Path) -> None:
+    model, x = Less(3, 3), torch.ones(3, 3)
+    wishes = {"output_path": tmp_path / "less.pt2"}
+    for args in ((x, x), (x, model.weight)):
+        program = torch.export.export(model, args)
+        with pytest.raises(Unsupported, match=r"one tensor was given to torch\.export in"):
+            stator.aot_compile(program, options=wishes)
+    stator.aot_compile(torch.export.export(model, (x, x.clone())), options=wishes)
+
+
+def test_numbers_and_words_are_those_of_the_example(tmp_path: Path) -> None:
+    class Scaled(torch.nn.Module):
+        def forward(
+            self, x: torch.Tensor, factors: list[float], *, mode: str | None, y: torch.Tensor
+        ) -> torch.Tensor:
+            """A sum, or a difference."""
+            return x * factors[0] + y if mode == "sum" else x * factors[1] - y
+
+    x, y = torch.randn(3), torch.randn(3)
+    given = {"mode": "sum", "y": y}
+    wishes = {"output_path": tmp_path / "m.pt2"}
+    loaded = stator.load(stator.aot_compile(Scaled(), (x, [2, 0.5]), given, options=wishes))
+    torch.testing.assert_close(loaded(x, [2, 0.5], y=y, mode="sum"), x * 2 + y)
+    for args, changed, message in (
+        ((x, [3, 0.5]), {}, r"args\[1\]\[0\] is 3, and m.pt2 was built for 2 alone"),
+        ((x, [2, 1e-9]), {}, r"args\[1\]\[1\] is 1e-09, and m.pt2 was built for 0.5 alone"),
+        ((x, [2.0, 0.5]), {}, "is 2.0, and m.pt2 was built for 2 alone"),
+        ((x, [x, 0.5]), {}, r"args\[1\]\[0\] is a tensor, and m.pt2 was built for 2 alone"),
+        ((2, [2, 0.5]), {}, r"args\[0\] is 2, and m.pt2 was built for a tensor"),
+        ((x, [2, 0.5]), {"mode": "difference"}, r"kwargs\['mode'\] is 'difference', and"),
+        ((x, [2, 0.5]), {"mode": None}, r"kwargs\['mode'\] is None, and .* for 'sum' alone"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            loaded(*args, **{**given, **changed})
+
+
+def test_tensors_that_are_not_what_lies_in_their_memory_are_refused(
+    built: Callable[[str], Path],
+) -> None:
+    loaded, x = stator.load(built("perceptron")), torch.ones(5, 8)
+    with FakeTensorMode():
+        fake = torch.ones(5, 8)
+    for odd, message in (
+        (fake, "is a FakeTensor, and perceptron.pt2 was built for a plain tensor"),
+        (torch._neg_view(x), "a view of the negative of its memory"),
+        (x.to_sparse(), "input 0, x: it is sparse, or packed"),
+        (x.to_mkldnn(), "input 0, x: it is sparse, or packed"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            loaded(odd)
+    torch.testing.assert_close(loaded(torch._neg_view(x).resolve_neg()), loaded(-x))
 
 
 def test_keywords_in_any_order(tmp_path: Path) -> None:

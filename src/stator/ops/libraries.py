@@ -60,10 +60,9 @@ def convolution_packer() -> Any:
     return operator_named("mkldnn::_reorder_convolution_weight")
 
 
-def pack_transposed_convolution(weight: Tensor, *shape: int | Sequence[int]) -> Tensor:
+def transposed_convolution_packer() -> Any:
     """The same for `onednn_transposed_convolution`; padding of the result behind that of images."""
-    packed: Tensor = operator_named("mkldnn::_reorder_convolution_transpose_weight")(weight, *shape)
-    return packed
+    return operator_named("mkldnn::_reorder_convolution_transpose_weight")
 
 
 def pack_lstm(weights: tuple[Tensor, Tensor], *shape: Any) -> Sequence[Tensor]:

@@ -19,7 +19,7 @@ from stator.ops.libraries import (
     pack_for_mkl,
     pack_for_onednn,
     pack_lstm,
-    pack_transposed_convolution,
+    transposed_convolution_packer,
 )
 
 
@@ -42,7 +42,7 @@ def onednn_convolution_weight(weight: Tensor, *shape: int | Sequence[int]) -> Te
 
 def onednn_transposed_convolution_weight(weight: Tensor, *shape: int | Sequence[int]) -> Tensor:
     """The same for its transposed convolution: padding, that of the result, stride, …."""
-    return pack_transposed_convolution(weight.contiguous(), *shape)
+    return _packed(PACKING[onednn_transposed_convolution_weight](weight.contiguous(), *shape))
 
 
 def onednn_lstm_weight(weight: Tensor, recurrent: Tensor, which: int, *shape: Any) -> Tensor:
@@ -81,6 +81,10 @@ def _convolution(weight: Tensor, *shape: Any) -> Packing:
     return convolution_packer(), (weight, *shape)
 
 
+def _transposed_convolution(weight: Tensor, *shape: Any) -> Packing:
+    return transposed_convolution_packer(), (weight, *shape)
+
+
 def _int8_linear(weight: Tensor, zero_points: Tensor | None, shape: Any) -> Packing:
     return int8_linear_packer(), (_centred(weight, zero_points), shape)
 
@@ -94,6 +98,7 @@ def _int8_convolution(
 # What a function above calls in the end, and with what: for those that do it later, elsewhere.
 PACKING: Final[Mapping[Any, Callable[..., Packing]]] = {
     onednn_convolution_weight: _convolution,
+    onednn_transposed_convolution_weight: _transposed_convolution,
     int8_linear_weight: _int8_linear,
     int8_convolution_weight: _int8_convolution,
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import struct
 import zipfile
@@ -41,8 +42,14 @@ _HEAD: Final = {  # what torch's loaders read first
     "archive_version": b"0",
     "byteorder": b"little",
 }
-_COMMENT: Final = re.compile(rb"stator (\d+) (\d{20}) (\d{20}) ([0-9a-f]{64})")
+_COMMENT: Final = re.compile(rb"stator (\d+) (\d{20}) (\d{20}) ([0-9a-f]{64})\Z")
 _COMMENT_BYTES: Final = 7 + 1 + 1 + 20 + 1 + 20 + 1 + 64
+_ENCRYPTED: Final = 1  # a flag of entries
+# What reading comes to where a file is no archive, or its manifest is not what it should be.
+_DAMAGE: Final = (
+    *(zipfile.BadZipFile, struct.error, ValueError, LookupError),
+    *(TypeError, AttributeError, RecursionError),
+)
 
 
 def own_version() -> str:
@@ -158,6 +165,30 @@ def _digest_around(file: IO[bytes], start: int, size: int, end: int) -> str:
     return digest.hexdigest()
 
 
+class OpenFile:
+    """A file that stays the one that was checked, whatever its name comes to stand for."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __del__(self) -> None:
+        number = self.__dict__.pop("number", None)
+        if number is not None:
+            os.close(number)
+
+    def read(self, start: int, size: int) -> bytearray:
+        """Some of its bytes, in whichever thread."""
+        data = bytearray(size)
+        done = 0
+        while done < size:
+            count = os.preadv(self.number, [memoryview(data)[done:]], start + done)
+            if not count:
+                raise PackageError(self.path, "it is cut short")
+            done += count
+        return data
+
+
 @dataclass(frozen=True, slots=True)
 class Package:
     """A package that was found whole."""
@@ -165,6 +196,7 @@ class Package:
     path: Path
     manifest: Mapping[str, Any]
     files: Mapping[str, bytes]
+    file: OpenFile
     start: int  # of the weights in the file
 
     @property
@@ -184,20 +216,33 @@ class Package:
 def read_package(path: Path, *, checks_weights: bool = True) -> Package:
     """Read a package, after all of it was checked."""
     try:
-        with path.open("rb") as file:
-            return _read(path, file, checks_weights)
+        return _read(path, OpenFile(path), checks_weights)
     except OSError as error:
         raise PackageError(path, f"it cannot be read: {error.strerror}") from error
-    except (zipfile.BadZipFile, ValueError, LookupError, struct.error) as error:
+    except _DAMAGE as error:
         raise PackageError(path, f"it is damaged: {error}") from error
 
 
-def _read(path: Path, file: IO[bytes], checks_weights: bool) -> Package:
+def _read(path: Path, whole: OpenFile, checks_weights: bool) -> Package:
+    with os.fdopen(os.dup(whole.number), "rb") as file:
+        start, size = _checked(path, file)
+        files = _entries(path, file)
+    manifest = json.loads(files.pop(MANIFEST))
+    package = Package(path, manifest, files, whole, start)
+    if package.size != size:
+        raise PackageError(path, "its weights are not those that it tells of")
+    if checks_weights:
+        _check_weights(package)
+    return package
+
+
+def _checked(path: Path, file: IO[bytes]) -> tuple[int, int]:
+    """Where the weights of a file begin, and their bytes, once all else is what was written."""
     end = file.seek(0, 2) - _COMMENT_BYTES
     if end < 0:
         raise PackageError(path, "it is too short to be a package")
-    file.seek(end)
-    found = _COMMENT.fullmatch(file.read())
+    file.seek(max(0, end - 8))  # a format of more digits is told as such
+    found = _COMMENT.search(file.read())
     if found is None:
         raise PackageError(
             path,
@@ -214,20 +259,25 @@ def _read(path: Path, file: IO[bytes], checks_weights: bool) -> Package:
         )
     if start + size > end or _digest_around(file, start, size, end) != found[4].decode():
         raise PackageError(path, "it was changed since it was built", hint="copy or build it again")
+    return start, size
+
+
+def _entries(path: Path, file: IO[bytes]) -> dict[str, bytes]:
+    """All of an archive but the weights, by name."""
+    files = {}
+    length = file.seek(0, 2)
     file.seek(0)
     with zipfile.ZipFile(file) as archive:
-        files = {}
         for info in archive.infolist():
             name = _inside(path, info.filename)
-            if name != WEIGHTS:
-                files[name] = archive.read(info)
-    manifest = json.loads(files.pop(MANIFEST))
-    package = Package(path, manifest, files, start)
-    if package.size != size:
-        raise PackageError(path, "its weights are not those that it tells of")
-    if checks_weights:
-        _check_weights(package)
-    return package
+            if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & _ENCRYPTED:
+                raise PackageError(path, f"{name} is packed or encrypted, as no entry of ours is")
+            length -= info.file_size
+            if name in files or length < 0:
+                raise PackageError(path, f"{name} is there twice, or longer than the file")
+            files[name] = b"" if name == WEIGHTS else archive.read(info)
+    del files[WEIGHTS]
+    return files
 
 
 def _inside(path: Path, name: str) -> str:
@@ -244,10 +294,9 @@ def _check_weights(package: Package) -> None:
         raise PackageError(package.path, "its weights are not those that it tells of")
 
     def is_good(number: int) -> bool:
-        with package.path.open("rb", buffering=0) as file:
-            file.seek(package.start + number * CHUNK)
-            size = min(CHUNK, package.size - number * CHUNK)
-            return hashlib.sha256(file.read(size)).hexdigest() == str(digests[number])
+        size = min(CHUNK, package.size - number * CHUNK)
+        data = package.file.read(package.start + number * CHUNK, size)
+        return hashlib.sha256(data).hexdigest() == str(digests[number])
 
     with ThreadPoolExecutor(4) as pool:
         if not all(pool.map(is_good, range(len(digests)))):

@@ -227,7 +227,7 @@ short:
 
 ; --- other constants ---
 
-@no_constant = text "the program has no constant of that name"
+@no_constant = text "the program has no constant of that name (freezing folds those that it has into others)"
 @not_given = text "the constant is missing, and all were asked for"
 @other_type_text = text "the constant is of another type"
 @other_size_text = text "the constant is of another size"
@@ -353,6 +353,103 @@ fail:
   ret i32 1
 }
 
+; Whether two constants share memory, and whether they are one under two names.
+define internal { i1, i1 } @compare_places(i64 %first, i64 %second) {
+entry:
+  %a = getelementptr %constant, ptr @constants, i64 %first
+  %b = getelementptr %constant, ptr @constants, i64 %second
+  %a_place_at = getelementptr %constant, ptr %a, i64 0, i32 1
+  %b_place_at = getelementptr %constant, ptr %b, i64 0, i32 1
+  %a_place = load i64, ptr %a_place_at
+  %b_place = load i64, ptr %b_place_at
+  %a_bytes_at = getelementptr %constant, ptr %a, i64 0, i32 2
+  %b_bytes_at = getelementptr %constant, ptr %b, i64 0, i32 2
+  %a_bytes = load i64, ptr %a_bytes_at
+  %b_bytes = load i64, ptr %b_bytes_at
+  %a_end = add i64 %a_place, %a_bytes
+  %b_end = add i64 %b_place, %b_bytes
+  %a_before = icmp slt i64 %a_place, %b_end
+  %b_before = icmp slt i64 %b_place, %a_end
+  %meet = and i1 %a_before, %b_before
+  %same_place = icmp eq i64 %a_place, %b_place
+  %a_type_at = getelementptr %constant, ptr %a, i64 0, i32 3
+  %b_type_at = getelementptr %constant, ptr %b, i64 0, i32 3
+  %a_type = load i32, ptr %a_type_at
+  %b_type = load i32, ptr %b_type_at
+  %same_type = icmp eq i32 %a_type, %b_type
+  %a_dims_at = getelementptr %constant, ptr %a, i64 0, i32 5
+  %b_dims_at = getelementptr %constant, ptr %b, i64 0, i32 5
+  %a_dims = load i32, ptr %a_dims_at
+  %b_dims = load i32, ptr %b_dims_at
+  %same_dims = icmp eq i32 %a_dims, %b_dims
+  %of_a_kind = and i1 %same_type, %same_dims
+  %alike = and i1 %same_place, %of_a_kind
+  br i1 %alike, label %numbers, label %done
+numbers:
+  %dims = sext i32 %a_dims to i64
+  %a_sizes_at = getelementptr %constant, ptr %a, i64 0, i32 7
+  %b_sizes_at = getelementptr %constant, ptr %b, i64 0, i32 7
+  %a_sizes = load ptr, ptr %a_sizes_at
+  %b_sizes = load ptr, ptr %b_sizes_at
+  %same_sizes = call i1 @same_numbers(ptr %a_sizes, ptr %b_sizes, i64 %dims)
+  %a_strides_at = getelementptr %constant, ptr %a, i64 0, i32 8
+  %b_strides_at = getelementptr %constant, ptr %b, i64 0, i32 8
+  %a_strides = load ptr, ptr %a_strides_at
+  %b_strides = load ptr, ptr %b_strides_at
+  %same_strides = call i1 @same_numbers(ptr %a_strides, ptr %b_strides, i64 %dims)
+  %as_large = and i1 %same_sizes, %same_strides
+  br label %done
+done:
+  %one = phi i1 [ false, %entry ], [ %as_large, %numbers ]
+  %half = insertvalue { i1, i1 } poison, i1 %meet, 0
+  %both = insertvalue { i1, i1 } %half, i1 %one, 1
+  ret { i1, i1 } %both
+}
+
+@shares_text = text "the constant shares memory with another that is given, and must be given too"
+
+; What is given for one name goes for its other names: for the program, they may be one.
+define internal i32 @give_to_other_names(ptr %set, i64 %number) {
+entry:
+  %count = load i64, ptr @constant_count
+  %given_at = getelementptr ptr, ptr %set, i64 %number
+  %given = load ptr, ptr %given_at
+  br label %head
+head:
+  %i = phi i64 [ 0, %entry ], [ %next, %after ]
+  %more = icmp slt i64 %i, %count
+  br i1 %more, label %body, label %done
+body:
+  %slot = getelementptr ptr, ptr %set, i64 %i
+  %own = load ptr, ptr %slot
+  %found = call { i1, i1 } @compare_places(i64 %number, i64 %i)
+  %meet = extractvalue { i1, i1 } %found, 0
+  %itself = icmp eq i64 %number, %i
+  %apart = xor i1 %meet, true
+  %skip = or i1 %apart, %itself
+  br i1 %skip, label %after, label %shared
+shared:
+  %one = extractvalue { i1, i1 } %found, 1
+  br i1 %one, label %give, label %ask
+give:
+  call void @stator_drop_handle(ptr %slot)
+  call i32 @aoti_torch_new_tensor_handle(ptr %given, ptr %slot)
+  br label %after
+ask:
+  %free = icmp eq ptr %own, null
+  br i1 %free, label %refuse, label %after
+after:
+  %next = add i64 %i, 1
+  br label %head
+refuse:
+  %it = getelementptr %constant, ptr @constants, i64 %i
+  %name = load ptr, ptr %it
+  %code = call i32 @say_of(ptr %name, ptr @shares_text)
+  ret i32 %code
+done:
+  ret i32 0
+}
+
 ; A set with some constants given; the others are those of %base, unless all must be given.
 define internal ptr @set_of_pairs(ptr %base, ptr %pairs, i64 %pair_count, i1 %full, i1 %itself, i32 %device) {
 entry:
@@ -362,7 +459,7 @@ entry:
 given_head:
   %i = phi i64 [ 0, %entry ], [ %next_i, %taken ]
   %more = icmp slt i64 %i, %pair_count
-  br i1 %more, label %given, label %rest_head
+  br i1 %more, label %given, label %names_head
 given:
   %pair = getelementptr %pair, ptr %pairs, i64 %i
   %name = load ptr, ptr %pair
@@ -383,8 +480,22 @@ take:
 taken:
   %next_i = add i64 %i, 1
   br label %given_head
+names_head:
+  %j = phi i64 [ 0, %given_head ], [ %next_j, %named ]
+  %more_names = icmp slt i64 %j, %pair_count
+  br i1 %more_names, label %names, label %rest_head
+names:
+  %again = getelementptr %pair, ptr %pairs, i64 %j
+  %given_name = load ptr, ptr %again
+  %given_number = call i64 @constant_named(ptr %given_name)
+  %told = call i32 @give_to_other_names(ptr %set, i64 %given_number)
+  %all_told = icmp eq i32 %told, 0
+  br i1 %all_told, label %named, label %fail
+named:
+  %next_j = add i64 %j, 1
+  br label %names_head
 rest_head:
-  %k = phi i64 [ 0, %given_head ], [ %next_k, %kept ]
+  %k = phi i64 [ 0, %names_head ], [ %next_k, %kept ]
   %left = icmp slt i64 %k, %count
   br i1 %left, label %rest, label %done
 rest:
@@ -414,106 +525,3 @@ done:
   call void @note_addresses(ptr %set)
   ret ptr %set
 }
-
-; --- std::unordered_map<std::string, at::Tensor*>, as libstdc++ has it ---
-;
-; map: buckets, how many, first node, size.  node: next, string (data, length, 16 bytes), value, hash.
-
-declare ptr @_Znwm(i64) nonlazybind  ; operator new
-declare i64 @_ZSt11_Hash_bytesPKvmm(ptr, i64, i64) nonlazybind
-
-; The names and tensors of a map, as an array to be freed.
-define internal ptr @pairs_of_map(ptr %map, ptr %count_at) {
-entry:
-  %size_at = getelementptr i64, ptr %map, i64 3
-  %size = load i64, ptr %size_at
-  store i64 %size, ptr %count_at
-  %room = add i64 %size, 1
-  %pairs = call ptr @calloc(i64 %room, i64 16)
-  %first_at = getelementptr ptr, ptr %map, i64 2
-  %first = load ptr, ptr %first_at
-  br label %head
-head:
-  %node = phi ptr [ %first, %entry ], [ %next, %body ]
-  %i = phi i64 [ 0, %entry ], [ %next_i, %body ]
-  %end = icmp eq ptr %node, null
-  br i1 %end, label %done, label %body
-body:
-  %next = load ptr, ptr %node
-  %name_at = getelementptr ptr, ptr %node, i64 1
-  %name = load ptr, ptr %name_at
-  %value_at = getelementptr ptr, ptr %node, i64 5
-  %value = load ptr, ptr %value_at
-  %pair = getelementptr %pair, ptr %pairs, i64 %i
-  store ptr %name, ptr %pair
-  %tensor_at = getelementptr %pair, ptr %pair, i64 0, i32 1
-  store ptr %value, ptr %tensor_at
-  %next_i = add i64 %i, 1
-  br label %head
-done:
-  ret ptr %pairs
-}
-
-; Put a name and a tensor into a map that has neither.
-define internal void @put_into_map(ptr %map, ptr %name, ptr %value) {
-entry:
-  %length = call i64 @strlen(ptr %name)
-  %node = call ptr @_Znwm(i64 56)
-  %data_at = getelementptr ptr, ptr %node, i64 1
-  %length_at = getelementptr i64, ptr %node, i64 2
-  %local = getelementptr i8, ptr %node, i64 24
-  %with_end = add i64 %length, 1
-  %short = icmp slt i64 %length, 16
-  br i1 %short, label %fill, label %long
-long:
-  %far = call ptr @_Znwm(i64 %with_end)
-  store i64 %length, ptr %local  ; how much there is room for
-  br label %fill
-fill:
-  %data = phi ptr [ %local, %entry ], [ %far, %long ]
-  store ptr %data, ptr %data_at
-  store i64 %length, ptr %length_at
-  call ptr @memcpy(ptr %data, ptr %name, i64 %with_end)
-  %value_at = getelementptr ptr, ptr %node, i64 5
-  store ptr %value, ptr %value_at
-  %hash = call i64 @_ZSt11_Hash_bytesPKvmm(ptr %name, i64 %length, i64 3339675911)
-  %hash_at = getelementptr i64, ptr %node, i64 6
-  store i64 %hash, ptr %hash_at
-  %buckets = load ptr, ptr %map
-  %bucket_count_at = getelementptr i64, ptr %map, i64 1
-  %bucket_count = load i64, ptr %bucket_count_at
-  %number = urem i64 %hash, %bucket_count
-  %bucket = getelementptr ptr, ptr %buckets, i64 %number
-  %before = load ptr, ptr %bucket
-  %used = icmp ne ptr %before, null
-  br i1 %used, label %behind, label %front
-behind:
-  %following = load ptr, ptr %before
-  store ptr %following, ptr %node
-  store ptr %node, ptr %before
-  br label %count
-front:
-  %first_at = getelementptr ptr, ptr %map, i64 2
-  %first = load ptr, ptr %first_at
-  store ptr %first, ptr %node
-  store ptr %node, ptr %first_at
-  store ptr %first_at, ptr %bucket
-  %alone = icmp eq ptr %first, null
-  br i1 %alone, label %count, label %relink
-relink:
-  %first_hash_at = getelementptr i64, ptr %first, i64 6
-  %first_hash = load i64, ptr %first_hash_at
-  %first_number = urem i64 %first_hash, %bucket_count
-  %first_bucket = getelementptr ptr, ptr %buckets, i64 %first_number
-  store ptr %node, ptr %first_bucket
-  br label %count
-count:
-  %size_at = getelementptr i64, ptr %map, i64 3
-  %size = load i64, ptr %size_at
-  %larger = add i64 %size, 1
-  store i64 %larger, ptr %size_at
-  ret void
-}
-
-declare i64 @strlen(ptr) nonlazybind
-declare ptr @memcpy(ptr, ptr, i64) nonlazybind

@@ -9,6 +9,7 @@ import operator
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -491,9 +492,10 @@ class _LibraryHost(Host):
         return "\n".join([*texts, *declared, *head, *frame.w.lines, "}", ""])
 
     def _step_name(self, step: Any) -> str:
+        """What a failure of it is told by: the name of the user's file, in whichever folder."""
         if not isinstance(step, Call):
             return self.frame.text(type(step).__name__)
-        return self.frame.text(step.called + (f", {step.line}" if step.line else ""))
+        return self.frame.text(step.called + (f", {Path(step.line).name}" if step.line else ""))
 
 
 def _give_up(frame: Frame) -> None:

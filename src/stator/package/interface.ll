@@ -27,7 +27,10 @@ define i32 @stator_open(ptr %result, ptr %path, i64 %offset, i32 %asked) {
   br i1 %is_settled, label %start, label %fail
 start:
   %device = load i32, ptr %device_at
-  call void @stator_choose_kernels()
+  %chosen = call i32 @stator_choose_kernels()
+  %is_chosen = icmp eq i32 %chosen, 0
+  br i1 %is_chosen, label %weights, label %fail
+weights:
   %bytes = load i64, ptr @blob_bytes
   %has_blob = icmp ne i64 %bytes, 0
   br i1 %has_blob, label %map, label %without

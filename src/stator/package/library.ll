@@ -14,6 +14,7 @@ declare ptr @pthread_getspecific(i32) nonlazybind
 declare i32 @pthread_setspecific(i32, ptr) nonlazybind
 declare i32 @aoti_torch_copy_(ptr, ptr, i32) nonlazybind
 declare i32 @aoti_torch_get_sizes(ptr, ptr) nonlazybind
+declare i32 @aoti_torch_get_layout(ptr, ptr) nonlazybind
 declare i32 @aoti_torch_get_device_type(ptr, ptr) nonlazybind
 declare i32 @aoti_torch_get_device_index(ptr, ptr) nonlazybind
 declare extern_weak ptr @torch_exception_get_what_without_backtrace() nonlazybind  ; torch 2.13
@@ -83,6 +84,7 @@ silent:
 
 ; --- inputs ---
 
+@layout_format = text "input %ld, %s: it is sparse, or packed, and it was built for a dense tensor; give it as to_dense()"
 @type_format = text "input %ld, %s: type %s, and it was built for %s"
 @dims_format = text "input %ld, %s: %ld dimensions, and it was built for %ld"
 @size_format = text "input %ld, %s: size %ld in dimension %ld, and it was built for %ld"
@@ -140,11 +142,19 @@ entry:
   call i32 @aoti_torch_get_dtype(ptr %tensor, ptr %word)
   %its_type = load i32, ptr %word
   %same_type = icmp eq i32 %its_type, %dtype
-  br i1 %same_type, label %rank, label %other_type
+  br i1 %same_type, label %layout, label %other_type
 other_type:
   %its_text = call ptr @type_name(i32 %its_type)
   %our_text = call ptr @type_name(i32 %dtype)
   call i32 (ptr, i64, ptr, ...) @snprintf(ptr %room, i64 2048, ptr @type_format, i64 %number, ptr %name, ptr %its_text, ptr %our_text)
+  ret i32 1
+layout:
+  call i32 @aoti_torch_get_layout(ptr %tensor, ptr %word)
+  %its_layout = load i32, ptr %word
+  %is_strided = icmp eq i32 %its_layout, 0
+  br i1 %is_strided, label %rank, label %other_layout
+other_layout:
+  call i32 (ptr, i64, ptr, ...) @snprintf(ptr %room, i64 2048, ptr @layout_format, i64 %number, ptr %name)
   ret i32 1
 rank:
   call i32 @aoti_torch_get_dim(ptr %tensor, ptr %word)
@@ -284,8 +294,10 @@ first:
   ret i32 1
 }
 
+@level_format = text "its kernels are for level %d of x86-64 and above, and this processor, or STATOR_LEVEL, is of level %d"
+
 ; Take the kernels of the best level that is here, or of a lower one that the environment asks for.
-define internal void @stator_choose_kernels() {
+define internal i32 @stator_choose_kernels() {
 entry:
   %best = call i32 @stator_level()
   %asked = call ptr @getenv(ptr @level_name)
@@ -301,6 +313,14 @@ read:
 choose:
   %level = phi i32 [ %best, %entry ], [ %bounded, %read ]
   %table = call ptr @kernels_of(i32 %level)
+  %fits = icmp ne ptr %table, null
+  br i1 %fits, label %take, label %refuse
+take:
   store ptr %table, ptr @kernels
-  ret void
+  ret i32 0
+refuse:
+  %lowest = load i32, ptr @lowest_level
+  %room = call ptr @room_for_text()
+  call i32 (ptr, i64, ptr, ...) @snprintf(ptr %room, i64 2048, ptr @level_format, i32 %lowest, i32 %level)
+  ret i32 1
 }

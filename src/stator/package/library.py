@@ -139,6 +139,7 @@ def _numbered(
     kept = made.arguments
     found: dict[str, Constant] = {}
     packing: list[Call] = []
+    spent = _folded(exported, made)
     for node, position in zip(nodes, kept, strict=False):
         if position in exported.constants:
             found[node.name] = exported.constants[position]
@@ -157,10 +158,21 @@ def _numbered(
         value = recipe.make([source.value for source in sources])
         if value.layout is not torch.strided:
             raise Unsupported("package", f"{node.name} is packed, and cannot lie in a file")
-        name = sources[0].name if not recipe.steps else f"_folded_{number}"
-        kind = FOLDED if recipe.steps else sources[0].kind
-        found[node.name] = Constant(name, value, kind, device=device)
+        if recipe.steps or _memory(sources[0]) in spent:
+            found[node.name] = Constant(f"_folded_{number}", value, FOLDED, device=device)
+        else:
+            found[node.name] = Constant(sources[0].name, value, sources[0].kind, device=device)
     return dict(zip(found, blob.add(list(found.values())), strict=True)), packing
+
+
+def _folded(exported: Exported, made: Constants) -> set[int]:
+    """The memory of weights that others were made of: a new value would not reach those."""
+    recipes = [recipe for recipe in made.recipes if recipe.steps and made.frozen]
+    return {_memory(exported.constants[index]) for recipe in recipes for index in recipe.weights}
+
+
+def _memory(constant: Constant) -> int:
+    return int(constant.value.untyped_storage().data_ptr())
 
 
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -16,11 +16,17 @@ from typing import Any, Final
 import torch
 
 from stator.errors import PackageError
-from stator.package.archive import FORMAT, LIBRARY, Package, read_package
+from stator.package.archive import FORMAT, LIBRARY, Package, own_version, read_package
 from stator.package.native import Container
 from stator.torch_api import pytree, tensor_is_in_object
 
-_TOLD: Final = ("system", "machine", "format", "device", "kind", "in_spec", "out_spec", "outputs")
+_TOLD: Final[Mapping[str, type]] = {
+    **dict.fromkeys(("system", "machine", "device", "kind", "in_spec", "out_spec"), str),
+    **{"format": int, "arguments": list, "outputs": list},
+}
+# What a manifest comes to that is whole and makes no sense, or a library that torch is too old for.
+_NONSENSE: Final = (TypeError, ValueError, LookupError, AttributeError, RecursionError, OSError)
+_PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 def load(
@@ -38,18 +44,28 @@ def load(
     package = read_package(Path(path), checks_weights=checks_weights)
     _check_machine(package)
     place = check_device(package, None if device is None else torch.device(device))
-    if package.manifest["kind"] == "model":
-        return Model(package, place)
-    from stator.package.trainable import Trainable
+    try:
+        if package.manifest["kind"] == "model":
+            return Model(package, place)
+        from stator.package.trainable import Trainable
 
-    return Trainable(package)
+        return Trainable(package)
+    except _NONSENSE as error:
+        built = ", ".join(f"{name} {package.manifest.get(name)}" for name in ("stator", "torch"))
+        raise PackageError(
+            package.path,
+            f"it cannot be loaded: {type(error).__name__}: {error}",
+            hint=f"built with {built}; here are stator {own_version()}, torch {torch.__version__}",
+        ) from error
 
 
 def _check_machine(package: Package) -> None:
     told, path = package.manifest, package.path
-    missing = [key for key in _TOLD if key not in told]
+    missing = [key for key, kind in _TOLD.items() if type(told.get(key)) is not kind]
     if missing:
         raise PackageError(path, f"its manifest does not tell its {missing[0]}")
+    if told["kind"] not in ("model", "joint"):
+        raise PackageError(path, f"it is of a kind that this stator does not know: {told['kind']}")
     here = (sys.platform, platform.machine())
     wanted = (told["system"], told["machine"])
     if wanted != here:
@@ -102,19 +118,24 @@ class Form:
         self.name = package.path.name
         self.given = pytree.treespec_loads(told["in_spec"])
         self.result = pytree.treespec_loads(told["out_spec"])
+        self.arguments = told["arguments"]  # a tensor, or what it was built for
         self.outputs = told["outputs"]
         # Most programs take tensors one by one, and return one or a tuple: no trees for those.
-        self.plain = _row_of_leaves(self.given)
+        fixed = any(one != ["tensor"] for one in self.arguments)
+        self.plain = -1 if fixed else _row_of_leaves(self.given)
         self.simple = _form_of(self.result, self.outputs)
 
     def tensors(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sequence[torch.Tensor]:
         """The tensors among the arguments, which are of the form that was built for."""
-        if not kwargs and len(args) == self.plain and all(map(torch.is_tensor, args)):
-            return args
-        leaves, spec = pytree.tree_flatten((args, dict(kwargs)))
-        if spec != self.given:
-            leaves = self._reordered(args, kwargs, spec)
-        return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        given: Sequence[torch.Tensor] = args
+        if kwargs or len(args) != self.plain or not _PLAIN.issuperset(map(type, args)):
+            given = self._checked(self._leaves(args, kwargs))
+        if any(map(torch.Tensor.is_neg, given)):
+            raise ValueError(
+                "an input is a view of the negative of its memory (`z.conj().imag` is); "
+                "give it as input.resolve_neg()"
+            )
+        return given
 
     def results(self, flat: Sequence[torch.Tensor]) -> Any:
         """What the program returns, of its tensors."""
@@ -124,15 +145,38 @@ class Form:
         values = [next(stream) if isinstance(o, int) else o[1] for o in self.outputs]
         return pytree.tree_unflatten(values, self.result)
 
-    def _reordered(self, args: Any, kwargs: Mapping[str, Any], spec: Any) -> list[Any]:
-        """Keywords may come in another order; everything else must be as it was built for."""
+    def _leaves(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+        """Arguments in the order that the program takes; keywords may come in another."""
+        leaves, spec = pytree.tree_flatten((args, dict(kwargs)))
         names = self.given.child(1).context if self.given.num_children == 2 else []
-        if set(names or ()) == set(kwargs):
-            ordered = {name: kwargs[name] for name in names or ()}
-            leaves, spec = pytree.tree_flatten((args, ordered))
-            if spec == self.given:
-                return list(leaves)
-        raise TypeError(f"arguments of the form {spec}, and {self.name} was built for {self.given}")
+        if spec != self.given and set(names or ()) == set(kwargs):
+            leaves, spec = pytree.tree_flatten((args, {name: kwargs[name] for name in names or ()}))
+        if spec != self.given:
+            raise TypeError(
+                f"arguments of the form {spec}, and {self.name} was built for {self.given}"
+            )
+        return list(leaves)
+
+    def _checked(self, leaves: Sequence[Any]) -> list[torch.Tensor]:
+        """The tensors among arguments; what is none must be what it was for the example."""
+        for number, (leaf, told) in enumerate(zip(leaves, self.arguments, strict=True)):
+            if told == ["tensor"]:
+                if not isinstance(leaf, torch.Tensor):
+                    raise self._another(number, repr(leaf), "a tensor")
+                if type(leaf).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+                    # What such a class holds, it alone knows: there may be no memory to read.
+                    raise self._another(number, f"a {type(leaf).__name__}", "a plain tensor")
+            elif type(leaf) is not type(told[1]) or repr(leaf) != repr(told[1]):
+                given = "a tensor" if isinstance(leaf, torch.Tensor) else repr(leaf)
+                raise self._another(number, given, f"{told[1]!r} alone")
+        return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+    def _another(self, number: int, given: str, wanted: str) -> TypeError:
+        """That one of the arguments is another than the program was built for."""
+        numbered = pytree.tree_unflatten(range(len(self.arguments)), self.given)
+        (kind, *path), _ = pytree.tree_flatten_with_path(numbered)[0][number]
+        name = ("args", "kwargs")[kind.idx] + pytree.keystr(path)
+        return TypeError(f"{name} is {given}, and {self.name} was built for {wanted}")
 
 
 class Model:
@@ -144,7 +188,7 @@ class Model:
         self.device = torch.device(package.manifest["device"], device)
         self._form = Form(package)
         count = sum(isinstance(place, int) for place in self._form.outputs)
-        weights = (package.path, package.start)
+        weights = (package.file, package.start)
         self._container = Container(package.files, LIBRARY, weights, count, self.device)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ctypes
 import itertools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from threading import Lock
 from typing import Any, Final
 
 import torch
@@ -14,8 +15,8 @@ import torch
 from stator.codegen.llvm.libraries import library_function
 from stator.codegen.llvm.objects import load_object
 from stator.codegen.triton.driver import kernel_function
-from stator.errors import StatorError
-from stator.package.archive import NEEDED
+from stator.errors import PackageError, StatorError
+from stator.package.archive import NEEDED, OpenFile
 from stator.torch_api import TENSOR_IN_OBJECT, WRAP_TENSOR
 
 _P: Final = ctypes.c_void_p
@@ -46,23 +47,23 @@ class Container:
         self,
         files: Files,
         stem: str,
-        weights: tuple[Path, int],
+        weights: tuple[OpenFile, int],
         outputs: int,
         device: torch.device = _CPU,
     ) -> None:
         """The library `stem` of a package; `weights`: a file, and where in it they begin."""
-        path, start = weights
+        file, start = weights
         self._call = _Library(files, stem, device.type)
+        self._changing = Lock()
         self.device = device
         self.outputs = outputs
-        # Whatever becomes of the name, the file stays the one that was checked; it is mapped here.
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        made = ctypes.c_void_p()
+        name = f"/proc/self/fd/{file.number}".encode()  # it is mapped here, and not asked again
+        where = (ctypes.addressof(made), name, start, device.index or 0)
         try:
-            made = ctypes.c_void_p()
-            name = f"/proc/self/fd/{file}".encode()
-            self._call("stator_open", ctypes.addressof(made), name, start, device.index or 0)
-        finally:
-            os.close(file)
+            self._call("stator_open", *where)
+        except RuntimeError as error:  # before anything but this was run
+            raise PackageError(file.path, str(error)) from error
         self._container = made
 
     def __del__(self) -> None:
@@ -89,16 +90,22 @@ class Container:
         self._call("stator_run", self._container, given, count, results, self.outputs)
         return [_wrapped(handle) for handle in results[: self.outputs]]
 
-    def constants(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The constants that runs read now: their own memory, which an update lets go of."""
+    def constants(self) -> list[tuple[str, torch.Tensor]]:
+        """The constants that runs read now: their own memory."""
         entries, count = ctypes.c_void_p(), ctypes.c_int64()
         name = "AOTInductorModelContainerExtractConstantsMapEntries"
         where = (ctypes.addressof(entries), ctypes.addressof(count))
-        self._call(name, self._container, *where, False)
-        pairs = (_P * (2 * count.value)).from_address(entries.value or 0) if count.value else ()
-        for number in range(count.value):
-            text = ctypes.string_at(pairs[2 * number] or 0).decode()
-            yield text, _wrapped(pairs[2 * number + 1], owned=False)
+        with self._changing:  # the list is the container's, and the tensors are until they are ours
+            self._call(name, self._container, *where, False)
+            given = count.value
+            pairs = (_P * (2 * given)).from_address(entries.value or 0) if given else ()
+            return [
+                (
+                    ctypes.string_at(pairs[2 * number] or 0).decode(),
+                    _wrapped(pairs[2 * number + 1], owned=False),
+                )
+                for number in range(given)
+            ]
 
     def update(self, state: Mapping[str, torch.Tensor], *, full: bool) -> None:
         """Replace constants; runs that are under way end with the old ones."""
@@ -113,7 +120,8 @@ class Container:
             pairs[2 * number] = ctypes.cast(ctypes.c_char_p(text), _P).value
             pairs[2 * number + 1] = id(tensor) + TENSOR_IN_OBJECT
         function = "AOTInductorModelContainerUpdateConstantBufferPairs"
-        self._call(function, self._container, pairs, len(names), False, full)
+        with self._changing:
+            self._call(function, self._container, pairs, len(names), False, full)
 
 
 class _Library:

@@ -65,7 +65,7 @@ def runtime_text(device: str = "cpu") -> str:
     return memory_text() + _TEXT.sub(_constant, own)
 
 
-_PARTS: Final = ("library", "constants", "interface")
+_PARTS: Final = ("library", "constants", "maps", "interface")
 
 
 def card_text(capability: int) -> str:
@@ -139,16 +139,19 @@ def _constants(held: Sequence[Held]) -> list[str]:
 
 
 def _kernels(count: int, levels: Sequence[int]) -> list[str]:
-    """Tables of kernels, and the choice of one: the highest level that is not above the asked."""
-    lines = []
+    """Tables of kernels, and the choice of one: the highest level that is not above the asked.
+
+    Null where all are above; what has no kernels runs anywhere.
+    """
+    lines = [f"@lowest_level = internal constant i32 {min(levels) if count else 0}"]
     for level in levels:
         symbols = [kernel_symbol(level, number) for number in range(count)]
         lines += [f"declare void @{symbol}()" for symbol in symbols]
         row = ", ".join(f"ptr @{symbol}" for symbol in symbols)
         lines.append(f"@kernels_{level} = internal constant [{count} x ptr] [{row}]")
     lines += ["define internal ptr @kernels_of(i32 %level) {", "start:"]
-    found = f"@kernels_{min(levels)}"
-    for level in sorted(levels)[1:]:
+    found = "null" if count else f"@kernels_{min(levels)}"
+    for level in sorted(levels):
         lines.append(f"  %fits{level} = icmp sge i32 %level, {level}")
         lines.append(f"  %best{level} = select i1 %fits{level}, ptr @kernels_{level}, ptr {found}")
         found = f"%best{level}"

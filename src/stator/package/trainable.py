@@ -40,17 +40,16 @@ class Trainable(torch.nn.Module):
         """Parameters and buffers from the file; one that has two names is one."""
         held = {one["name"]: one for one in package.manifest["constants"]}
         made: dict[Any, torch.Tensor] = {}
-        with package.path.open("rb") as file:
-            for kind, name, trains in package.manifest["tensors"]:
-                if kind != "state":
-                    continue
-                told = held[name]
-                key = (told["offset"], *told["size"], *told["stride"], told["dtype"])
-                if key not in made:
-                    file.seek(package.start + told["offset"])
-                    value = _tensor(told, file.read(told["bytes"]))
-                    made[key] = torch.nn.Parameter(value) if trains else value
-                _put(self, name, made[key])
+        for kind, name, trains in package.manifest["tensors"]:
+            if kind != "state":
+                continue
+            told = held[name]
+            key = (told["offset"], *told["size"], *told["stride"], told["dtype"])
+            if key not in made:
+                raw = package.file.read(package.start + told["offset"], told["bytes"])
+                value = _tensor(told, raw)
+                made[key] = torch.nn.Parameter(value) if trains else value
+            _put(self, name, made[key])
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the program returns, for autograd to go on with."""
@@ -62,11 +61,11 @@ class Trainable(torch.nn.Module):
         return self._form.results(self._call(*tensors))
 
 
-def _tensor(told: dict[str, Any], raw: bytes) -> torch.Tensor:
+def _tensor(told: dict[str, Any], raw: bytearray) -> torch.Tensor:
     dtype = getattr(torch, told["dtype"])
     if not raw:
         return torch.empty_strided(told["size"], told["stride"], dtype=dtype)
-    flat = torch.frombuffer(bytearray(raw), dtype=dtype)
+    flat = torch.frombuffer(raw, dtype=dtype)
     return flat.as_strided(told["size"], told["stride"])
 
 
@@ -93,7 +92,7 @@ def _run_of(package: Package, name: str) -> Boxed:
     outputs = package.manifest["parts"][name]
     start = package.start + package.manifest["starts"][name]
     count = sum(isinstance(place, int) for place in outputs)
-    container = Container(package.files, STEMS[name], (package.path, start), count)
+    container = Container(package.files, STEMS[name], (package.file, start), count)
 
     def run(arguments: list[Any]) -> Sequence[Any]:
         # Numbers are sizes of the tensors beside them: the library reads them there.
