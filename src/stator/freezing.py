@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, fx, nn
@@ -21,7 +21,7 @@ from stator.passes.freezing.pack_linear import pack_linear
 from stator.passes.freezing.pack_lstm import pack_lstm
 from stator.passes.freezing.take_constants import take_constants
 from stator.pipeline import FREEZING, compile_half
-from stator.runtime.constants import sets_of
+from stator.runtime.constants import making, remake, sets_of
 from stator.runtime.discarded import is_discarded
 from stator.torch_api import is_weight, parameters_of_trace
 
@@ -46,31 +46,33 @@ def update_weights(compiled: Any, state_dict: Mapping[str, Tensor]) -> None:
         **dict(module.named_parameters(remove_duplicate=False)),
         **dict(module.named_buffers(remove_duplicate=False)),
     }
-    fresh = {id(weight): (weight, value) for weight, value in _pairs(held, state_dict)}
-    before = {key: w.data for key, (w, _) in fresh.items() if not is_discarded(w)}
-    affected = sets_of(weight for weight, _ in fresh.values())
-    swapped = [(one, one.state, one.tensors, one.made) for one in affected]
-    for one in affected:
-        one.is_updating = True
-    try:
-        for key, (weight, value) in fresh.items():
-            if key in before:
-                weight.data = _laid_as(weight).copy_(value.detach())
-        values = {
-            key: weight if key in before else value.to(weight.device)
-            for key, (weight, value) in fresh.items()
-        }
-        for one in affected:
-            one.follow_given(values)
-    except BaseException:
-        for key in before:
-            fresh[key][0].data = before[key]
-        for one, state, tensors, made in swapped:
-            one.state, one.tensors, one.made = state, tensors, made
-        raise
-    finally:
-        for one in affected:
-            one.is_updating = False
+    with making, torch.inference_mode(False), torch.no_grad():
+        given = {id(weight): (weight, value) for weight, value in _pairs(held, state_dict)}
+        affected = sets_of(weight for weight, _ in given.values())
+        before = [(weight, weight.data) for weight, _ in given.values() if not is_discarded(weight)]
+        copies = _copies(given)
+        try:
+            for weight, _ in before:
+                weight.data = copies[id(weight)]
+            kept = {id(weight): weight for weight, _ in before}
+            remake(affected, {**copies, **kept})
+        except BaseException:
+            for weight, data in before:
+                weight.data = data
+            raise
+
+
+Given: TypeAlias = dict[int, tuple[Tensor, Tensor]]  # weights with their new values, by id
+
+
+def _copies(given: Given) -> dict[int, Tensor]:
+    """The new values, of nobody else's; laid as the weights are."""
+    return {
+        key: value.detach().to(weight.device, copy=True)
+        if is_discarded(weight)
+        else _laid_as(weight).copy_(value.detach())
+        for key, (weight, value) in given.items()
+    }
 
 
 def _laid_as(weight: Tensor) -> Tensor:

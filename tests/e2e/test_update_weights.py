@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import stator
 from stator.core.events import last_compilation
 from stator.errors import OptionError
-from stator.runtime import constants
+from stator.graph.recipe import Recipe
 from stator.runtime.discarded import Gone
 from tests.passes.freezing.ways import expected_ways
 
@@ -114,15 +114,15 @@ def test_a_failure_midway_leaves_all_as_it_was(monkeypatch: pytest.MonkeyPatch) 
     net, other = two_layers(), two_layers()
     run = frozen(net)
     before = run(X)
-    made, calls = constants.made, []
+    make, calls = Recipe.make, []
 
     def failing(*arguments: Any) -> Any:
         calls.append(arguments)
         if len(calls) == 2:
             raise MemoryError("no room")
-        return made(*arguments)
+        return make(*arguments)
 
-    monkeypatch.setattr(constants, "made", failing)
+    monkeypatch.setattr(Recipe, "make", failing)
     with pytest.raises(MemoryError):
         stator.update_weights(run, other.state_dict())
     monkeypatch.undo()
@@ -185,6 +185,18 @@ def test_discarded_weights_are_gone_and_say_so() -> None:
     close(run(X), other(X))
     stator.update_weights(run, {"2.weight": torch.zeros(256, 256)})
     close(run(X), torch.zeros(5, 256))
+
+
+@torch.no_grad()
+def test_weights_may_change_places() -> None:
+    net = two_layers()
+    run = frozen(net)
+    run(X)
+    first, second = net[0].weight, net[2].weight
+    expected = first.clone()
+    stator.update_weights(run, {"0.weight": second, "2.weight": first})
+    assert torch.equal(net[2].weight, expected)
+    close(run(X), net(X))
 
 
 def test_discarding_is_refused_where_it_cannot_work() -> None:
