@@ -188,6 +188,30 @@ def test_discarded_weights_are_gone_and_say_so() -> None:
 
 
 @torch.no_grad()
+def test_weights_in_one_memory_stay_there() -> None:
+    """As with load_state_dict, which writes to that memory; the last value counts."""
+    net, new = two_layers(), torch.randn(256, 256)
+    net[2].weight.data = net[0].weight.data
+    run = frozen(net)
+    run(X)
+    stator.update_weights(run, {"0.weight": torch.zeros(256, 256), "2.weight": new})
+    assert net[0].weight.data_ptr() == net[2].weight.data_ptr()
+    assert torch.equal(net[0].weight, new)
+    close(run(X), net(X))
+
+
+@torch.no_grad()
+def test_a_weight_that_overlaps_another_is_refused() -> None:
+    net = two_layers()
+    net[2].weight.data = net[0].weight.data.t()
+    run = frozen(net)
+    before = run(X)
+    with pytest.raises(OptionError, match=r"'0.weight' lies in the memory of '2.weight'"):
+        stator.update_weights(run, {"0.weight": torch.zeros(256, 256)})
+    assert torch.equal(run(X), before)
+
+
+@torch.no_grad()
 def test_weights_may_change_places() -> None:
     net = two_layers()
     run = frozen(net)
@@ -197,6 +221,28 @@ def test_weights_may_change_places() -> None:
     stator.update_weights(run, {"0.weight": second, "2.weight": first})
     assert torch.equal(net[2].weight, expected)
     close(run(X), net(X))
+
+
+class Joined(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(256, 256, bias=False) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.q(x).relu() * self.k(x).sigmoid() + self.v(x).tanh()
+        return made
+
+
+@torch.no_grad()
+def test_of_discarded_weights_that_were_joined_all_are_wanted() -> None:
+    net, other = Joined(), Joined()
+    run = frozen(net, discard_parameters=True)
+    before = run(X)
+    with pytest.raises(OptionError, match=r"'k.weight', 'v.weight' too, which were discarded"):
+        stator.update_weights(run, {"q.weight": torch.zeros(256, 256)})
+    assert torch.equal(run(X), before)
+    stator.update_weights(run, other.state_dict())
+    close(run(X), other(X))
 
 
 def test_discarding_is_refused_where_it_cannot_work() -> None:

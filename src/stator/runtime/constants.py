@@ -15,7 +15,7 @@ from __future__ import annotations
 import ctypes
 import warnings
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter, methodcaller
 from threading import RLock
@@ -282,6 +282,17 @@ class Set:
                 anew[key] = Made.of(recipe, [given.get(id(weight), weight) for weight in weights])
             kept.append(anew.get(key, old))
         return Kept.of(state, kept)
+
+    def missing(self, given: Container[int]) -> list[Tensor]:
+        """Discarded weights without which constants of those `given`, by ids, cannot be made."""
+        alive = self._alive() or {}
+        return [
+            weight
+            for recipe in self.constants.recipes
+            if any(id(alive.get(index)) in given for index in recipe.weights)
+            for weight in (alive[index] for index in recipe.weights)
+            if is_discarded(weight) and id(weight) not in given
+        ]
 
     def _alive(self) -> dict[int, Tensor] | None:
         """Its weights by their positions."""
