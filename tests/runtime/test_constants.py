@@ -170,3 +170,13 @@ def test_a_change_after_an_update_is_told_again() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             run(X)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_weight_shorter_than_a_word_is_looked_at(dtype: torch.dtype) -> None:
+    net = nn.Conv2d(1, 1, 1, bias=False).to(dtype)
+    run, image = compiled(net), torch.randn(1, 1, 64, 64, dtype=dtype)
+    close(run(image), net(image))
+    net.weight.data.mul_(3)
+    close(run(image), net(image))

@@ -70,23 +70,26 @@ class Part:
     places: tuple[int, ...]
     versions: tuple[int, ...]
     pieces: Any  # addresses and lengths for the sampler, of those in the CPU's memory
-    sample: int
+    short: tuple[tuple[int, int], ...]  # the same in bytes, of those that hold no word
+    sample: tuple[int | bytes, ...]
 
     @staticmethod
     def of(weights: Sequence[Tensor], begin: int) -> Part:
         """As they are now."""
         own = weights[begin : begin + PART]
         near = [weight for weight in own if weight.device.type == "cpu"]
-        places = [number for weight in near for number in (weight.data_ptr(), _words(weight))]
+        rooms = [(weight.data_ptr(), _bytes(weight)) for weight in near]
+        places = [number for place, size in rooms for number in (place, size // WORD)]
         pieces = (ctypes.c_int64 * len(places))(*places)
-        return Part(begin, _places(own), _versions(own), pieces, _sampled(pieces))
+        short = tuple(room for room in rooms if 0 < room[1] < WORD)
+        return Part(begin, _places(own), _versions(own), pieces, short, _sampled(pieces, short))
 
     def is_now(self, weights: Sequence[Tensor]) -> bool:
         """Whether these among `weights` lie where they lay, and are unchanged."""
         own = weights[self.begin : self.begin + PART]
         if _places(own) != self.places or _versions(own) != self.versions:
             return False
-        return _sampled(self.pieces) == self.sample
+        return _sampled(self.pieces, self.short) == self.sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,18 +116,19 @@ def _versions(weights: Sequence[Tensor]) -> tuple[int, ...]:
     return tuple(map(_version, weights))
 
 
-def _words(weight: Tensor) -> int:
-    """How many words lie behind its first element: all of it, if it has no gaps."""
+def _bytes(weight: Tensor) -> int:
+    """How many lie behind its first element: all of it, if it has no gaps."""
     room = weight.untyped_storage().nbytes() - weight.storage_offset() * weight.itemsize
-    return int(min(room, weight.nbytes)) // WORD
+    return int(min(room, weight.nbytes))
 
 
-def _sampled(pieces: Any) -> int:
+def _sampled(pieces: Any, short: Iterable[tuple[int, int]]) -> tuple[int | bytes, ...]:
     if not len(pieces):
-        return 0
+        return ()
     if not _sampler and (found := sampler()) is not None:
         _sampler.append(found)
-    return int(_sampler[0](pieces, len(pieces) // 2)) if _sampler else 0
+    mixed = int(_sampler[0](pieces, len(pieces) // 2)) if _sampler else 0
+    return (mixed, *(ctypes.string_at(*piece) for piece in short))
 
 
 _sampler: Final[list[Any]] = []  # at most one
