@@ -223,6 +223,43 @@ def test_weights_may_change_places() -> None:
     close(run(X), net(X))
 
 
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(3.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+@pytest.mark.parametrize("make", [Scaled, lambda: nn.Linear(256, 256, bias=False)])
+def test_a_program_of_plain_weights_refuses_what_is_left_of_them(
+    make: Callable[[], nn.Module],
+) -> None:
+    """It was compiled before, and no guard looks at weights any more."""
+    run = frozen(make(), discard_parameters=True)
+    run(X)
+    with torch.no_grad():
+        run(X)
+    with pytest.raises(Gone, match="discard_parameters"):
+        run(X)
+
+
+@torch.no_grad()
+def test_discarded_weights_serve_one_program_of_any_batch_size() -> None:
+    net = two_layers()
+    expected = net(X), net(X[:2])
+    run = frozen(net, discard_parameters=True, dynamic=True)
+    close(run(X), expected[0])
+    close(run(X[:2]), expected[1])
+
+    run = frozen(two_layers(), discard_parameters=True)
+    before = run(X)
+    with pytest.raises(Exception, match="dynamic=True"):
+        run(X[:2])
+    assert torch.equal(run(X), before)
+
+
 class Joined(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -26,7 +26,7 @@ from torch import Tensor
 from stator.core.events import Held
 from stator.core.torch_types import Boxed
 from stator.graph.recipe import Constants, Recipe
-from stator.runtime.discarded import discard, is_discarded
+from stator.runtime.discarded import check_alive, discard, is_discarded
 from stator.runtime.native.image import Image, load_image
 from stator.runtime.native.prelude import sampler
 
@@ -59,7 +59,7 @@ def load_program(image: Image | Furnished, label: str) -> Boxed:
 
 def with_constants(run: Boxed, constants: Constants) -> Boxed:
     """`run`, with constants behind its arguments."""
-    return Program(run, constants) if constants.recipes else run
+    return Program(run, constants) if constants.are_needed else run
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,6 +335,8 @@ class Program:
         else:
             found.check(weights)
         given = [arguments[index] for index in self.constants.arguments]
+        if self.constants.discards:
+            check_alive(given)
         given += found.now.tensors
         arguments.clear()
         return self.run(given)
