@@ -188,6 +188,18 @@ def test_discarded_weights_are_gone_and_say_so() -> None:
 
 
 @torch.no_grad()
+def test_weights_that_were_written_in_place_may_be_given_to_the_program() -> None:
+    net, other = two_layers(), two_layers()
+    run = frozen(net)
+    run(X)
+    net.load_state_dict(other.state_dict())
+    with pytest.warns(UserWarning, match="with what it made of the old one"):
+        run(X)
+    stator.update_weights(run, net.state_dict())
+    close(run(X), other(X))
+
+
+@torch.no_grad()
 def test_weights_in_one_memory_stay_there() -> None:
     """As with load_state_dict, which writes to that memory; the last value counts."""
     net, new = two_layers(), torch.randn(256, 256)

@@ -244,7 +244,8 @@ class Set:
             self.has_warned = True
             warnings.warn(
                 "a weight was changed after the program that reads it was frozen, which goes on "
-                "with the old one; stator.update_weights gives it the new one",
+                "with what it made of the old one, and reads the new one where it made nothing, if "
+                "that was written in place; stator.update_weights gives it the new one everywhere",
                 stacklevel=3,
             )
 
