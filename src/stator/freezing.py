@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, fx, nn
 
+from stator.aot.aliasing import overlapping_groups
 from stator.core.events import start_compilation
 from stator.core.fuel import Fuel
 from stator.core.torch_types import Boxed
@@ -21,7 +22,7 @@ from stator.passes.freezing.pack_linear import pack_linear
 from stator.passes.freezing.pack_lstm import pack_lstm
 from stator.passes.freezing.take_constants import take_constants
 from stator.pipeline import FREEZING, compile_half
-from stator.runtime.constants import sets_of
+from stator.runtime.constants import Set, making, remake, sets_of
 from stator.runtime.discarded import is_discarded
 from stator.torch_api import is_weight, parameters_of_trace
 
@@ -46,31 +47,77 @@ def update_weights(compiled: Any, state_dict: Mapping[str, Tensor]) -> None:
         **dict(module.named_parameters(remove_duplicate=False)),
         **dict(module.named_buffers(remove_duplicate=False)),
     }
-    fresh = {id(weight): (weight, value) for weight, value in _pairs(held, state_dict)}
-    before = {key: w.data for key, (w, _) in fresh.items() if not is_discarded(w)}
-    affected = sets_of(weight for weight, _ in fresh.values())
-    swapped = [(one, one.state, one.tensors, one.made) for one in affected]
-    for one in affected:
-        one.is_updating = True
-    try:
-        for key, (weight, value) in fresh.items():
-            if key in before:
-                weight.data = _laid_as(weight).copy_(value.detach())
-        values = {
-            key: weight if key in before else value.to(weight.device)
-            for key, (weight, value) in fresh.items()
-        }
-        for one in affected:
-            one.follow_given(values)
-    except BaseException:
-        for key in before:
-            fresh[key][0].data = before[key]
-        for one, state, tensors, made in swapped:
-            one.state, one.tensors, one.made = state, tensors, made
-        raise
-    finally:
-        for one in affected:
-            one.is_updating = False
+    with making, torch.inference_mode(False), torch.no_grad():
+        given = _with_ties(_pairs(held, state_dict), held)
+        affected = sets_of(weight for weight, _ in given.values())
+        _check_partners(affected, given, held)
+        before = [(weight, weight.data) for weight, _ in given.values() if not is_discarded(weight)]
+        copies = _copies(given)
+        try:
+            for weight, _ in before:
+                weight.data = copies[id(weight)]
+            kept = {id(weight): weight for weight, _ in before}
+            remake(affected, {**copies, **kept})
+        except BaseException:
+            for weight, data in before:
+                weight.data = data
+            raise
+
+
+Given: TypeAlias = dict[int, tuple[Tensor, Tensor]]  # weights with their new values, by id
+
+
+def _with_ties(pairs: Sequence[tuple[Tensor, Tensor]], held: Mapping[str, Tensor]) -> Given:
+    """Other parameters in a weight's memory become what it becomes; the last value given counts."""
+    alive = [one for one in {id(w): w for w in held.values()}.values() if not is_discarded(one)]
+    groups = [[alive[index] for index in group] for group in overlapping_groups(alive)]
+    members = {id(one): group for group in groups for one in group}
+    given: Given = {}
+    for weight, value in pairs:
+        for one in members.get(id(weight), [weight]):
+            if one is weight or _lie(one) == _lie(weight):
+                given[id(one)] = (one, value)
+            elif overlapping_groups([one, weight]):
+                name, other = _names([weight, one], held)
+                raise OptionError(
+                    f"weight {name} lies in the memory of {other}, which is laid otherwise",
+                    hint="write to it in place, then give all of the weights",
+                )
+    return given
+
+
+def _lie(weight: Tensor) -> tuple[Any, ...]:
+    return weight.data_ptr(), weight.size(), weight.stride(), weight.dtype
+
+
+def _names(weights: Sequence[Tensor], held: Mapping[str, Tensor]) -> list[str]:
+    names = {id(weight): name for name, weight in held.items()}
+    return [repr(names.get(id(weight), "of another module")) for weight in weights]
+
+
+def _check_partners(sets: Sequence[Set], given: Given, held: Mapping[str, Tensor]) -> None:
+    """What was joined or folded with weights that were discarded is made of all of them."""
+    missing = {id(weight): weight for one in sets for weight in one.missing(given)}
+    if missing:
+        names = ", ".join(_names(list(missing.values()), held))
+        raise OptionError(
+            f"what is made of these weights is made of {names} too, which were discarded",
+            hint="give those as well, or leave discard_parameters off",
+        )
+
+
+def _copies(given: Given) -> dict[int, Tensor]:
+    """The new values, of nobody else's; laid as the weights are, one for all in one memory."""
+    found: dict[Any, Tensor] = {}
+    copies = {}
+    for key, (weight, value) in given.items():
+        if is_discarded(weight):
+            copies[key] = value.detach().to(weight.device, copy=True)
+            continue
+        if (place := (*_lie(weight), id(value))) not in found:
+            found[place] = _laid_as(weight).copy_(value.detach())
+        copies[key] = found[place]
+    return copies
 
 
 def _laid_as(weight: Tensor) -> Tensor:

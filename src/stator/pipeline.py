@@ -285,7 +285,7 @@ def compile_half(
         facts = recordable(module.graph, plan)
         compiled = replace(compiled, run=with_cuda_graphs(compiled.run, facts, pool, name))
         over = ()  # recordings copy what a graph stores over
-    if not constants.recipes:
+    if not constants.are_needed:
         return replace(compiled, overwrites=over)
     image = None if compiled.image is None else Furnished(compiled.image, constants)
     return CompiledGraph(with_constants(compiled.run, constants), image, over)

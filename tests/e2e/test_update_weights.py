@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import stator
 from stator.core.events import last_compilation
 from stator.errors import OptionError
-from stator.runtime import constants
+from stator.graph.recipe import Recipe
 from stator.runtime.discarded import Gone
 from tests.passes.freezing.ways import expected_ways
 
@@ -114,15 +114,15 @@ def test_a_failure_midway_leaves_all_as_it_was(monkeypatch: pytest.MonkeyPatch) 
     net, other = two_layers(), two_layers()
     run = frozen(net)
     before = run(X)
-    made, calls = constants.made, []
+    make, calls = Recipe.make, []
 
     def failing(*arguments: Any) -> Any:
         calls.append(arguments)
         if len(calls) == 2:
             raise MemoryError("no room")
-        return made(*arguments)
+        return make(*arguments)
 
-    monkeypatch.setattr(constants, "made", failing)
+    monkeypatch.setattr(Recipe, "make", failing)
     with pytest.raises(MemoryError):
         stator.update_weights(run, other.state_dict())
     monkeypatch.undo()
@@ -185,6 +185,113 @@ def test_discarded_weights_are_gone_and_say_so() -> None:
     close(run(X), other(X))
     stator.update_weights(run, {"2.weight": torch.zeros(256, 256)})
     close(run(X), torch.zeros(5, 256))
+
+
+@torch.no_grad()
+def test_weights_that_were_written_in_place_may_be_given_to_the_program() -> None:
+    net, other = two_layers(), two_layers()
+    run = frozen(net)
+    run(X)
+    net.load_state_dict(other.state_dict())
+    with pytest.warns(UserWarning, match="with what it made of the old one"):
+        run(X)
+    stator.update_weights(run, net.state_dict())
+    close(run(X), other(X))
+
+
+@torch.no_grad()
+def test_weights_in_one_memory_stay_there() -> None:
+    """As with load_state_dict, which writes to that memory; the last value counts."""
+    net, new = two_layers(), torch.randn(256, 256)
+    net[2].weight.data = net[0].weight.data
+    run = frozen(net)
+    run(X)
+    stator.update_weights(run, {"0.weight": torch.zeros(256, 256), "2.weight": new})
+    assert net[0].weight.data_ptr() == net[2].weight.data_ptr()
+    assert torch.equal(net[0].weight, new)
+    close(run(X), net(X))
+
+
+@torch.no_grad()
+def test_a_weight_that_overlaps_another_is_refused() -> None:
+    net = two_layers()
+    net[2].weight.data = net[0].weight.data.t()
+    run = frozen(net)
+    before = run(X)
+    with pytest.raises(OptionError, match=r"'0.weight' lies in the memory of '2.weight'"):
+        stator.update_weights(run, {"0.weight": torch.zeros(256, 256)})
+    assert torch.equal(run(X), before)
+
+
+@torch.no_grad()
+def test_weights_may_change_places() -> None:
+    net = two_layers()
+    run = frozen(net)
+    run(X)
+    first, second = net[0].weight, net[2].weight
+    expected = first.clone()
+    stator.update_weights(run, {"0.weight": second, "2.weight": first})
+    assert torch.equal(net[2].weight, expected)
+    close(run(X), net(X))
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(3.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+@pytest.mark.parametrize("make", [Scaled, lambda: nn.Linear(256, 256, bias=False)])
+def test_a_program_of_plain_weights_refuses_what_is_left_of_them(
+    make: Callable[[], nn.Module],
+) -> None:
+    """It was compiled before, and no guard looks at weights any more."""
+    run = frozen(make(), discard_parameters=True)
+    run(X)
+    with torch.no_grad():
+        run(X)
+    with pytest.raises(Gone, match="discard_parameters"):
+        run(X)
+
+
+@torch.no_grad()
+def test_discarded_weights_serve_one_program_of_any_batch_size() -> None:
+    net = two_layers()
+    expected = net(X), net(X[:2])
+    run = frozen(net, discard_parameters=True, dynamic=True)
+    close(run(X), expected[0])
+    close(run(X[:2]), expected[1])
+
+    run = frozen(two_layers(), discard_parameters=True)
+    before = run(X)
+    with pytest.raises(Exception, match="dynamic=True"):
+        run(X[:2])
+    assert torch.equal(run(X), before)
+
+
+class Joined(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(256, 256, bias=False) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.q(x).relu() * self.k(x).sigmoid() + self.v(x).tanh()
+        return made
+
+
+@torch.no_grad()
+def test_of_discarded_weights_that_were_joined_all_are_wanted() -> None:
+    net, other = Joined(), Joined()
+    run = frozen(net, discard_parameters=True)
+    before = run(X)
+    with pytest.raises(OptionError, match=r"'k.weight', 'v.weight' too, which were discarded"):
+        stator.update_weights(run, {"q.weight": torch.zeros(256, 256)})
+    assert torch.equal(run(X), before)
+    stator.update_weights(run, other.state_dict())
+    close(run(X), other(X))
 
 
 def test_discarding_is_refused_where_it_cannot_work() -> None:

@@ -178,6 +178,32 @@ def test_modules_of_one_class_have_their_own_weights(frozen: bool) -> None:
             close(run_other(X), other(X))
 
 
+class Overlapping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        memory = torch.zeros(6)
+        self.register_buffer("first", memory[:4])
+        self.register_buffer("second", memory[2:])
+        self.weight = nn.Parameter(torch.randn(256, 256))
+
+    def forward(self, x: Tensor) -> Tensor:
+        moved = x + 1
+        self.first.add_(1)
+        return moved @ self.weight + self.second.sum()
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_beside_buffers_in_one_memory_an_input_is_no_weight(context: Callable[[], Any]) -> None:
+    net, twin = Overlapping(), Overlapping()
+    twin.weight = net.weight
+    run = stator.compile(net, strict=True, cache=False, freezing=True)
+    with context():
+        x = torch.randn(4, 256)
+        for _ in range(3):
+            close(run(x), twin(x))
+            x.copy_(torch.randn(4, 256))
+
+
 @pytest.mark.parametrize("frozen", [False, True])
 def test_another_parameter_in_its_place_is_read(frozen: bool) -> None:
     net = Net()

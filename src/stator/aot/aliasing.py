@@ -100,6 +100,11 @@ class Merged:
         rest = [value for i, value in enumerate(values) if i not in merged]
         return [_base_of([values[i] for i in group]) for group in self.groups] + rest
 
+    def packed_positions(self, inputs: frozenset[int]) -> frozenset[int]:
+        """Where inputs of the program stand among packed arguments; a base is none of them."""
+        rest = [i for i in range(self.count) if i not in self.places]
+        return frozenset(n for n, i in enumerate(rest, len(self.groups)) if i in inputs)
+
     def __call__(self, *packed: Any) -> list[Any]:
         """The program on packed arguments; outputs that are merged inputs are left to `unpack`."""
         members: dict[int, Any] = {}

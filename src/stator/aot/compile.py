@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from logging import DEBUG
 from typing import Any, Final
 
@@ -195,7 +195,8 @@ class Specialized:
             return call
         merged = Merged.of(function, arguments, groups)
         fakes, mode = to_fake(merged.pack(arguments))
-        call, _ = _compile(merged, fakes, mode, self.tools)
+        tools = replace(self.tools, weights=merged.packed_positions(self.tools.weights))
+        call, _ = _compile(merged, fakes, mode, tools)
 
         def with_bases(*arguments: Any) -> Sequence[Any]:
             return merged.unpack(call(*merged.pack(arguments)), arguments)

@@ -80,3 +80,8 @@ class Constants:
     arguments: tuple[int, ...]  # inputs of the program that it still reads
     frozen: bool  # made once and for all; otherwise again, when weights have changed
     discards: bool = False  # weights are given back once everything is made of them
+
+    @property
+    def are_needed(self) -> bool:
+        """Whether a program has to be told of them; of weights that others discarded, as well."""
+        return bool(self.recipes) or self.discards

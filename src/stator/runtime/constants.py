@@ -15,10 +15,10 @@ from __future__ import annotations
 import ctypes
 import warnings
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter, methodcaller
-from threading import Lock
+from threading import RLock
 from typing import Any, Final
 
 from torch import Tensor
@@ -26,7 +26,7 @@ from torch import Tensor
 from stator.core.events import Held
 from stator.core.torch_types import Boxed
 from stator.graph.recipe import Constants, Recipe
-from stator.runtime.discarded import discard, is_discarded
+from stator.runtime.discarded import check_alive, discard, is_discarded
 from stator.runtime.native.image import Image, load_image
 from stator.runtime.native.prelude import sampler
 
@@ -59,7 +59,7 @@ def load_program(image: Image | Furnished, label: str) -> Boxed:
 
 def with_constants(run: Boxed, constants: Constants) -> Boxed:
     """`run`, with constants behind its arguments."""
-    return Program(run, constants) if constants.recipes else run
+    return Program(run, constants) if constants.are_needed else run
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,23 +70,26 @@ class Part:
     places: tuple[int, ...]
     versions: tuple[int, ...]
     pieces: Any  # addresses and lengths for the sampler, of those in the CPU's memory
-    sample: int
+    short: tuple[tuple[int, int], ...]  # the same in bytes, of those that hold no word
+    sample: tuple[int | bytes, ...]
 
     @staticmethod
     def of(weights: Sequence[Tensor], begin: int) -> Part:
         """As they are now."""
         own = weights[begin : begin + PART]
         near = [weight for weight in own if weight.device.type == "cpu"]
-        places = [number for weight in near for number in (weight.data_ptr(), _words(weight))]
+        rooms = [(weight.data_ptr(), _bytes(weight)) for weight in near]
+        places = [number for place, size in rooms for number in (place, size // WORD)]
         pieces = (ctypes.c_int64 * len(places))(*places)
-        return Part(begin, _places(own), _versions(own), pieces, _sampled(pieces))
+        short = tuple(room for room in rooms if 0 < room[1] < WORD)
+        return Part(begin, _places(own), _versions(own), pieces, short, _sampled(pieces, short))
 
     def is_now(self, weights: Sequence[Tensor]) -> bool:
         """Whether these among `weights` lie where they lay, and are unchanged."""
         own = weights[self.begin : self.begin + PART]
         if _places(own) != self.places or _versions(own) != self.versions:
             return False
-        return _sampled(self.pieces) == self.sample
+        return _sampled(self.pieces, self.short) == self.sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,18 +116,19 @@ def _versions(weights: Sequence[Tensor]) -> tuple[int, ...]:
     return tuple(map(_version, weights))
 
 
-def _words(weight: Tensor) -> int:
-    """How many words lie behind its first element: all of it, if it has no gaps."""
+def _bytes(weight: Tensor) -> int:
+    """How many lie behind its first element: all of it, if it has no gaps."""
     room = weight.untyped_storage().nbytes() - weight.storage_offset() * weight.itemsize
-    return int(min(room, weight.nbytes)) // WORD
+    return int(min(room, weight.nbytes))
 
 
-def _sampled(pieces: Any) -> int:
+def _sampled(pieces: Any, short: Iterable[tuple[int, int]]) -> tuple[int | bytes, ...]:
     if not len(pieces):
-        return 0
+        return ()
     if not _sampler and (found := sampler()) is not None:
         _sampler.append(found)
-    return int(_sampler[0](pieces, len(pieces) // 2)) if _sampler else 0
+    mixed = int(_sampler[0](pieces, len(pieces) // 2)) if _sampler else 0
+    return (mixed, *(ctypes.string_at(*piece) for piece in short))
 
 
 _sampler: Final[list[Any]] = []  # at most one
@@ -137,10 +141,48 @@ class Made:
     tensor: Tensor
     state: State
 
+    @staticmethod
+    def of(recipe: Recipe, weights: Sequence[Tensor]) -> Made:
+        """Made now."""
+        state = State.of(weights)  # before: a write meanwhile is a change since
+        return Made(recipe.make(weights), state)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The constants of a set: replaced as a whole, for calls read them without the lock."""
+
+    state: State | None  # of all weights, before anything was made of them; None: not looked at
+    made: tuple[Made, ...]
+    tensors: tuple[Tensor, ...]
+
+    @staticmethod
+    def of(state: State | None, made: Iterable[Made]) -> Kept:
+        """These constants."""
+        made = tuple(made)
+        return Kept(state, made, tuple(one.tensor for one in made))
+
 
 _shelf: Final[weakref.WeakValueDictionary[Any, Made]] = weakref.WeakValueDictionary()
-_lock: Final = Lock()
 _programs: Final[weakref.WeakSet[Program]] = weakref.WeakSet()  # those that are frozen
+
+# Held by whoever makes constants or gives weights, so that nobody makes them of old and new ones.
+# What a recipe calls may be a program with constants of its own.
+making: Final = RLock()
+
+
+def _key(recipe: Recipe, weights: Sequence[Tensor]) -> tuple[Any, ...]:
+    return (recipe.text, *map(id, weights))
+
+
+def made(recipe: Recipe, weights: Sequence[Tensor]) -> Made:
+    """The constant; the same one for all who ask for the same.  Asked under the lock."""
+    key = _key(recipe, weights)
+    known = _shelf.get(key)
+    if known is not None and (any(map(is_discarded, weights)) or known.state.is_now(weights)):
+        return known
+    fresh = _shelf[key] = Made.of(recipe, weights)
+    return fresh
 
 
 def sets_of(weights: Iterable[Tensor]) -> list[Set]:
@@ -154,15 +196,18 @@ def sets_of(weights: Iterable[Tensor]) -> list[Set]:
     ]
 
 
-def made(recipe: Recipe, weights: Sequence[Tensor]) -> Made:
-    """The constant; the same one for all who ask for the same."""
-    key = (recipe.text, *(id(weight) for weight in weights))
-    with _lock:
-        known = _shelf.get(key)
-        if known is not None and (any(map(is_discarded, weights)) or known.state.is_now(weights)):
-            return known
-        fresh = _shelf[key] = Made(recipe.make(weights), State.of(weights))
-        return fresh
+def remake(sets: Iterable[Set], given: Mapping[int, Tensor]) -> None:
+    """Make constants anew, with values `given` for some weights, by the weights' ids.
+
+    The shelf is not asked: whoever gives a weight means it, whatever a few words of it look like.
+    Until all is made, nothing has changed.
+    """
+    anew: dict[Any, Made] = {}
+    kept = [(one, one.remade(given, anew)) for one in sets]
+    _shelf.update(anew)
+    for one, constants in kept:
+        if constants is not None:
+            one.now, one.has_warned = constants, False
 
 
 @dataclass(eq=False)
@@ -172,12 +217,9 @@ class Set:
     constants: Constants
     inputs: tuple[int, ...]
     weights: tuple[weakref.ref[Tensor], ...]
-    state: State | None = None
-    made: tuple[Made, ...] = ()
-    tensors: tuple[Tensor, ...] = ()
+    now: Kept = Kept(None, (), ())
     has_warned: bool = False
     turn: int = 0  # counts the calls of a frozen program, which look at one part after another
-    is_updating: bool = False  # somebody is about to give it the weights that it sees
 
     def check(self, weights: Sequence[Tensor]) -> None:
         """See whether weights have changed; then what was made of them is made again, or not.
@@ -185,47 +227,84 @@ class Set:
         A frozen program, which has nothing more at stake than a warning, looks at a part at each
         call, in turn: all weights of a large model, cold as they are, took a sixtieth of its time.
         """
-        state = self.state
+        now = self.now
+        state = now.state
         if state is None:
             return
         if not self.constants.frozen:
             if not state.is_now(weights):
-                self.follow(weights)
+                with making:
+                    self.follow(weights)
             return
         if self.has_warned or not state.parts:
             return
         part = state.parts[self.turn % len(state.parts)]
         self.turn += 1
-        if not (part.is_now(weights) or self.is_updating or self.state is not state):
+        if not part.is_now(weights) and self._is_left_behind(now):
             self.has_warned = True
             warnings.warn(
                 "a weight was changed after the program that reads it was frozen, which goes on "
-                "with the old one; stator.update_weights gives it the new one",
+                "with what it made of the old one, and reads the new one where it made nothing, if "
+                "that was written in place; stator.update_weights gives it the new one everywhere",
                 stacklevel=3,
             )
 
-    def follow_given(self, given: Mapping[int, Tensor]) -> None:
-        """Make the constants anew, with other values for some weights, by the weights' ids."""
-        weights = [weight for ref in self.weights if (weight := ref()) is not None]
-        if len(weights) == len(self.weights):
-            self.follow(weights, given)
+    def _is_left_behind(self, seen: Kept) -> bool:
+        """Whether nobody has given it other weights, or is about to."""
+        if not making.acquire(blocking=False):
+            return False
+        try:
+            return self.now is seen
+        finally:
+            making.release()
 
-    def follow(self, weights: Sequence[Tensor], given: Mapping[int, Tensor] | None = None) -> None:
-        """Make the constants anew, of `weights`; some are `given` in place of those.
+    def follow(self, weights: Sequence[Tensor]) -> None:
+        """Make the constants of `weights`; under the lock."""
+        state = None if self.constants.discards else State.of(weights)
+        by_position = dict(zip(self.inputs, weights, strict=True))
+        self.now = Kept.of(
+            state,
+            [
+                made(recipe, [by_position[index] for index in recipe.weights])
+                for recipe in self.constants.recipes
+            ],
+        )
 
-        What depends on none of the latter stays as it is.
+    def remade(self, given: Mapping[int, Tensor], anew: dict[Any, Made]) -> Kept | None:
+        """Constants with other values for some weights; what depends on none of them stays.
+
+        `anew` has what was made so already.  None: some weights have died, and with them the set.
         """
-        values = [(given or {}).get(id(weight), weight) for weight in weights]
-        by_position = dict(zip(self.inputs, values, strict=True))
-        taken = {i for i, w in zip(self.inputs, weights, strict=True) if id(w) in (given or {})}
-        fresh = []
-        for number, recipe in enumerate(self.constants.recipes):
-            if given is None or not self.made or not taken.isdisjoint(recipe.weights):
-                fresh.append(made(recipe, [by_position[index] for index in recipe.weights]))
-            else:
-                fresh.append(self.made[number])
-        self.state = None if self.constants.discards else State.of(weights)
-        self.made, self.tensors = tuple(fresh), tuple(one.tensor for one in fresh)
+        alive = self._alive()
+        if alive is None:
+            return None
+        state = None if self.constants.discards else State.of(list(alive.values()))
+        kept = []
+        for recipe, old in zip(self.constants.recipes, self.now.made, strict=True):
+            weights = [alive[index] for index in recipe.weights]
+            key = _key(recipe, weights)
+            if key not in anew and any(id(weight) in given for weight in weights):
+                anew[key] = Made.of(recipe, [given.get(id(weight), weight) for weight in weights])
+            kept.append(anew.get(key, old))
+        return Kept.of(state, kept)
+
+    def missing(self, given: Container[int]) -> list[Tensor]:
+        """Discarded weights without which constants of those `given`, by ids, cannot be made."""
+        alive = self._alive() or {}
+        return [
+            weight
+            for recipe in self.constants.recipes
+            if any(id(alive.get(index)) in given for index in recipe.weights)
+            for weight in (alive[index] for index in recipe.weights)
+            if is_discarded(weight) and id(weight) not in given
+        ]
+
+    def _alive(self) -> dict[int, Tensor] | None:
+        """Its weights by their positions."""
+        weights = [weight for ref in self.weights if (weight := ref()) is not None]
+        if len(weights) < len(self.weights):
+            return None
+        return dict(zip(self.inputs, weights, strict=True))
 
     def discard(self, weights: Sequence[Tensor]) -> None:
         """Give the memory of weights back that nobody reads any more."""
@@ -257,7 +336,9 @@ class Program:
         else:
             found.check(weights)
         given = [arguments[index] for index in self.constants.arguments]
-        given += found.tensors
+        if self.constants.discards:
+            check_alive(given)
+        given += found.now.tensors
         arguments.clear()
         return self.run(given)
 
@@ -268,9 +349,13 @@ class Program:
         def forget(_: object) -> None:
             sets.pop(key, None)
 
-        refs = tuple(weakref.ref(weight, forget) for weight in weights)
-        found = Set(self.constants, self.inputs, refs)
-        found.follow(weights)
-        if self.constants.discards:
-            found.discard(weights)
-        return sets.setdefault(key, found)
+        with making:  # nobody gives weights before the set can be found
+            found = sets.get(key)
+            if found is None:
+                refs = tuple(weakref.ref(weight, forget) for weight in weights)
+                found = Set(self.constants, self.inputs, refs)
+                found.follow(weights)
+                if self.constants.discards:
+                    found.discard(weights)
+                sets[key] = found
+            return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import torch
@@ -17,6 +17,13 @@ _FACTS: Final = frozenset(
 _METHODS: Final = frozenset(("size", "dim", "numel", "is_floating_point", "is_complex"))
 
 
+GONE: Final = (
+    "this weight was given back when its program was frozen with discard_parameters: nothing else "
+    "can read it, nor be compiled of it (for another batch size, unless by dynamic=True, another "
+    "mode of gradients, another graph); leave that option off to keep weights"
+)
+
+
 class Gone(RuntimeError):  # noqa: N818  says what it is
     """Somebody touched a weight that was discarded."""
 
@@ -27,10 +34,7 @@ def _refuse(cls: Any, func: Any, types: Any, args: Sequence[Any] = (), kwargs: A
     if name in _METHODS or (name == "__get__" and attribute in _FACTS):
         with without_overrides():
             return func(*args, **(kwargs or {}))
-    raise Gone(
-        "this weight was given back when its program was frozen with discard_parameters; "
-        "leave that option off to keep weights, or give new ones by stator.update_weights"
-    )
+    raise Gone(GONE)
 
 
 class DiscardedParameter(nn.Parameter):
@@ -45,9 +49,15 @@ class DiscardedBuffer(Tensor):
     __torch_function__ = classmethod(_refuse)
 
 
-def is_discarded(weight: Tensor) -> bool:
+def is_discarded(weight: Any) -> bool:
     """Whether its memory is gone."""
     return isinstance(weight, DiscardedParameter | DiscardedBuffer)
+
+
+def check_alive(values: Iterable[Any]) -> None:
+    """Refuse what is left of discarded weights: libraries would read it as if it were whole."""
+    if any(map(is_discarded, values)):
+        raise Gone(GONE)
 
 
 def discard(weight: Tensor) -> None:

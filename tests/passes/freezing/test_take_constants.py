@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import stator
 from stator.passes.freezing.take_constants import take_constants
 from tests.passes.freezing.graphs import run_with_constants, with_weights
 
@@ -78,6 +79,57 @@ def test_what_the_caller_gets_is_made_at_every_call() -> None:
     """It may write to it."""
     constants = take_constants(with_weights(returned, (X, W, B), (1, 2)).graph, frozen=True)
     assert all("mul" not in recipe.text for recipe in constants.recipes)
+
+
+def viewed(x: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+    return x + 1, (w * 2).view(-1)[3:]
+
+
+def unsafely_viewed(x: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+    return x + 1, torch.ops.aten._unsafe_view(w * 2, [20])
+
+
+def one_of_two(x: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+    values, indices = w.sort(dim=0)
+    return x + values[0, 0], indices
+
+
+@pytest.mark.parametrize("fn", [viewed, unsafely_viewed, one_of_two])
+def test_what_lies_in_the_memory_that_the_caller_gets_is_made_at_every_call(
+    fn: Callable[..., Any],
+) -> None:
+    assert recipes_of(fn) in ([], [""])
+
+
+@torch.library.custom_op("stator_tests::add_to_constant", mutates_args=("into",))
+def add_to_constant(into: Tensor, x: Tensor) -> None:
+    into.add_(x)
+
+
+@add_to_constant.register_fake
+def _(into: Tensor, x: Tensor) -> None: ...
+
+
+@pytest.mark.parametrize("fn", [lambda w: w * 2, torch.clone, lambda w: w.sort(dim=0)[0]])
+def test_what_an_operator_writes_to_is_made_at_every_call(fn: Callable[..., Any]) -> None:
+    def program(x: Tensor, w: Tensor) -> Tensor:
+        into = fn(w)
+        torch.ops.stator_tests.add_to_constant(into, x)
+        return into.sum() + x
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.randn(5, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return program(x, self.w)
+
+    net, x = Net(), torch.ones(5, 4)
+    run = stator.compile(net, freezing=True, strict=True, cache=False)
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(run(x), net(x))
 
 
 def test_what_would_grow_is_not_kept() -> None:

@@ -14,7 +14,14 @@ from stator.graph.edit import WEIGHT, drop_unread, is_effect, needed_by
 from stator.graph.recipe import Constants, Do, Made, Recipe, Weight
 from stator.ops.packs import PACKS
 from stator.ops.quantize import DEQUANTIZERS
-from stator.torch_api import is_mutable_op, is_random_op, is_view_op
+from stator.ops.writes import written
+from stator.torch_api import (
+    OpOverload,
+    is_mutable_op,
+    is_random_op,
+    is_view_op,
+    keeps_nothing,
+)
 
 GROWTH: Final = 2  # times the bytes of its weights that a constant may take, beyond
 SPARE: Final = 1 << 20  # so many
@@ -56,18 +63,44 @@ def take_constants(graph: fx.Graph, *, frozen: bool, discards: bool = False) -> 
 
 
 def constant_nodes(graph: fx.Graph) -> dict[fx.Node, None]:
-    """Weights and all that is computed of them alone, in order."""
-    (output,) = graph.find_nodes(op="output")
-    returned = set(output.all_input_nodes)
+    """Weights and all that is computed of them alone, in order; nobody else may write to it."""
+    exposed = _exposed(graph)
     settled: dict[fx.Node, None] = {}
     for node in graph.nodes:
         if node.op == "placeholder":
             is_constant = bool(node.meta.get(WEIGHT)) and not _is_written(node)
         else:
             is_constant = node.op == "call_function" and _is_settled(node, settled)
-        if is_constant and node not in returned:
+        if is_constant and node not in exposed:
             settled[node] = None
     return settled
+
+
+def _exposed(graph: fx.Graph) -> set[fx.Node]:
+    """What the caller gets or an operator writes to, and all that may lie in the same memory.
+
+    A weight is not, through a view: who writes to a view of it writes to the weight.
+    """
+    found = set(graph.output_node().all_input_nodes)
+    for node in graph.find_nodes(op="call_function", target=written):
+        _, copied = node.args
+        bases = enumerate(node.kwargs.get("_all_bases", ()))
+        found |= {base for index, base in bases if base is not None and index not in copied}
+    stack = list(found)
+    while stack:
+        node = stack.pop()
+        if _may_return_an_argument(node):
+            sources = {source for source in node.all_input_nodes if source.op != "placeholder"}
+            stack += sources - found
+            found |= sources
+    return found
+
+
+def _may_return_an_argument(node: fx.Node) -> bool:
+    """Whether its result may lie in the memory of what it takes."""
+    if isinstance(node.target, OpOverload):
+        return not keeps_nothing(node.target)
+    return node.target in (operator.getitem, written)
 
 
 def _is_written(weight: fx.Node) -> bool:
