@@ -87,11 +87,8 @@ def pack_linear(graph: fx.Graph, ctx: Ctx) -> int:
         if linear is None or linear.turned not in settled:
             continue
         way, reason = _way(linear, discards=ctx.options.discard_parameters)
-        if reason is None and not ctx.fuel.spend(f"pack_linear: {linear.node.name}"):
-            continue
-        said = f"reads its weight packed by {way}" if reason is None else f"not packed: {reason}"
-        ctx.record.notes.append(f"{linear.node.name} {said}")
-        if reason is None:
+        words = (f"reads its weight packed by {way}", "not packed")
+        if ctx.may("pack_linear", node, reason, words):
             _rewrite(linear, way)
             packed += 1
     return packed

@@ -44,12 +44,8 @@ def fuse_conv_activation(graph: fx.Graph, ctx: Ctx) -> int:
             if source.target is not aten.convolution.default or list(source.users) != [node]:
                 continue
             reason = why_not_inside(source, node)
-            if reason is None and not ctx.fuel.spend(f"fuse_conv_activation: {node.name}"):
-                continue
-            said = "inside of" if reason is None else "not inside of"
-            because = "" if reason is None else f": {reason}"
-            ctx.record.notes.append(f"{node.name} is {said} {source.name}{because}")
-            if reason is None:
+            words = (f"is inside of {source.name}", f"is not inside of {source.name}")
+            if ctx.may("fuse_conv_activation", node, reason, words):
                 fuse(source, node, convolve)
                 fused += 1
     return fused
