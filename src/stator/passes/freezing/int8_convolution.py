@@ -160,7 +160,6 @@ def _is_product(found: Convolution, tail: Tail) -> bool:
     numbers = (*stride, *padding, *dilation, groups, *found.weight.node.meta["val"].size()[2:])
     return (
         tail.plus is not None
-        and tail.activation.name in ("none", "relu")
         and not found.image.moves
         and numbers == (1, 1, 0, 0, 1, 1, 1, 1, 1)
     )

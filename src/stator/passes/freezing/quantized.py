@@ -164,6 +164,7 @@ class Activation:
         return None if name is None else Activation(name)
 
 
+BEHIND_SUM: Final = frozenset({"none", "relu"})  # oneDNN has no other behind a sum of integers
 # Those with numbers, which reach oneDNN's operators on integers from Python alone.
 BOUNDED: Final = frozenset({"hardtanh"})
 ACTIVATIONS: Final[Mapping[Any, str]] = {
@@ -223,8 +224,10 @@ class Tail:
                 break
             nodes.append(user)
             kept = kept if _only_moves(user) else len(nodes)
-        if plus is not None and (quantize is None or quantize.args[5] is not plus.dtype):
-            return Tail.of(product, names)  # the library adds integers to their like alone
+        # The library adds integers to their like alone.
+        alike = plus is not None and quantize is not None and quantize.args[5] is plus.dtype
+        if plus is not None and not (alike and activation.name in BEHIND_SUM):
+            return Tail.of(product, names)
         inside = tuple(nodes[:kept])
         moves = tuple(node for node in inside if node.target in MOVES)
         return Tail(inside, moves, plus, activation, quantize, ends)
