@@ -18,7 +18,14 @@ from stator.core.torch_types import Flat
 from stator.errors import OptionError
 from stator.graph.capture import attribute_tensors
 from stator.options import Options, read_options
-from stator.stored import Captured, find_programs, restored, weight_positions, why_not_kept
+from stator.stored import (
+    Captured,
+    find_programs,
+    not_frozen,
+    restored,
+    weight_positions,
+    why_not_kept,
+)
 from stator.torch_api import NEEDS_VALUES, TracingContext, fake_inputs, guard_count, is_weight
 
 log: Final = logger("cache")
@@ -162,6 +169,7 @@ def _compile_anew(captured: Captured, weights: frozenset[int], programs: Program
     lifted = captured.lifted
     fakes += [mode.from_tensor(tensor, static_shapes=True) for tensor in lifted.values()]
     examples = [*captured.inputs, *lifted.values()]
+    captured.record.notes.extend(not_frozen(examples, weights, captured.options))
     tools = make_tools(captured.options, captured.record, examples, weights)
     promises = guard_count(mode)
     keeper = None if programs is None else programs.keeper(lambda: why_not_kept(mode, promises))

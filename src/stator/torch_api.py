@@ -476,9 +476,14 @@ without_overrides = torch._C.DisableTorchFunctionSubclass  # a subclass is a pla
 copy_all: Final[Any] = torch._foreach_copy_  # tensors of a second list into those of a first
 
 
+def is_held(value: Any) -> bool:
+    """Whether Dynamo found a tensor on a module."""
+    return isinstance(value, torch.nn.Parameter) or hasattr(value, "_dynamo_static_input_type")
+
+
 def is_weight(value: Any, *, held: bool = False) -> bool:
-    """Whether Dynamo found a tensor on a module (or it is `held` by one), and counts its writes."""
-    held |= isinstance(value, torch.nn.Parameter) or hasattr(value, "_dynamo_static_input_type")
+    """Whether a tensor is on a module, as far as is seen or told, and counts its writes."""
+    held = held or is_held(value)
     plain = type(value) in (torch.Tensor, torch.nn.Parameter) and not value.is_inference()
     return held and plain and value.layout is torch.strided and value.device.type in ("cpu", "cuda")
 

@@ -100,7 +100,7 @@ def trace_and_cut(
     if traced.why_full is not None:
         record.notes.append(f"traced in full, which takes longer: {traced.why_full}")
     drop_unread(traced.module.graph)  # patterns count readers
-    _mark_weights(traced, tools.weights)
+    _mark_weights(traced, tools)
     name = "joint" if traced.tangents else "traced"
     run_passes(tools.joint_passes, traced.module.graph, tools.ctx, name)
     dump_graph(traced.module.graph, tools.ctx, name)
@@ -139,15 +139,21 @@ def _note_saved(halves: Split, record: Compilation) -> None:
         record.details.saved += found
 
 
-def _mark_weights(traced: Traced, weights: frozenset[int]) -> None:
+def _mark_weights(traced: Traced, tools: Tools) -> None:
     """Note on a graph without a backward which inputs stay the same from call to call."""
+    told = tools.ctx.record.notes if tools.ctx.options.freezing and tools.weights else []
     if traced.tangents:
+        told.append("nothing is frozen: gradients are wanted, which torch.no_grad() turns off")
         return
     stream = iter(traced.primals)
     for index, fact in enumerate(traced.program.inputs):
         nodes = [next(stream) for _ in range(width(fact.layout))]
-        if index in weights and fact.layout == PLAIN and fact.mutation is Mutation.NONE:
+        if index not in tools.weights:
+            continue
+        if fact.layout == PLAIN and fact.mutation is Mutation.NONE:
             nodes[0].meta[WEIGHT] = True
+        else:
+            told.append(f"{nodes[0].name} is not frozen: the program writes to it")
 
 
 @dataclass(slots=True)
