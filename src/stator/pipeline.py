@@ -53,6 +53,7 @@ from stator.passes.freezing.int8_convolution import int8_convolution
 from stator.passes.freezing.int8_linear import int8_linear
 from stator.passes.freezing.int8_weight_only import int8_weight_only
 from stator.passes.freezing.join_linears import join_linears
+from stator.passes.freezing.note_unkept import note_unkept
 from stator.passes.freezing.pack_convolution import pack_convolution
 from stator.passes.freezing.pack_linear import pack_linear
 from stator.passes.freezing.pack_lstm import pack_lstm
@@ -275,6 +276,8 @@ def compile_half(
         run_passes(FREEZING, module.graph, ctx, name)
     run_passes(with_registered("post_grad", POST_GRAD), module.graph, ctx, name)
     freezing, discards = ctx.options.freezing, ctx.options.discard_parameters
+    if freezing:
+        note_unkept(module.graph, ctx)
     constants = take_constants(module.graph, frozen=freezing, discards=discards)
     plan, memory, label = _planned(module, name, ctx)
     with ctx.record.stage(f"{name}/executor", len(plan.steps)):

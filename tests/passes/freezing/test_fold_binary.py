@@ -258,6 +258,7 @@ ALL = (1, 2, 3)
         (with_constant(lambda y, c: y * c), (1, 3), "the bias of addmm is no constant"),
         (with_constant(lambda y, c: y + c), (1, 3), "the bias of addmm is no constant"),
         (with_constant(lambda y, c: y * c.double()), ALL, "makes torch.float64"),
+        (with_constant(lambda y, c: y.double() * c), ALL, "_to_copy stands between"),
         (with_constant(lambda y, c: y * c[:5, None]), ALL, "more than one number for every"),
         (with_constant(lambda y, c: y * c.outer(c)[:5]), ALL, "more than one number for every"),
         (with_constant(lambda y, c: y * c[:2, None, None]), ALL, "more than one number"),

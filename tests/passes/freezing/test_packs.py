@@ -75,6 +75,26 @@ def test_what_is_not_packed_says_why(
     assert not any("_linear" in name for name in called(module))
 
 
+@pytest.mark.parametrize(
+    ("fn", "reason"),
+    [
+        (lambda x, w: torch.bmm(x, w), "no batches of matrices"),
+        (lambda x, w: torch.baddbmm(w[:, :1], x, w), "no batches of matrices"),
+        (lambda x, w: torch.addmm(w[0, 0], x[0], w[1], beta=2), "its parts are scaled"),
+        (lambda x, w: torch.addmm(x[0], x[1], w[0]), "what it adds is no row"),
+    ],
+)
+def test_other_products_with_weights_say_why_they_are_not_packed(
+    fn: Callable[..., Tensor], reason: str
+) -> None:
+    given = torch.randn(4, 8, 256), torch.randn(4, 256, 256)
+    _, ctx = rewritten(fn, given, (1,), pack_linear)
+
+    assert len(ctx.record.notes) == 1
+    assert reason in ctx.record.notes[0]
+    assert not rewritten(fn, given, (), pack_linear)[1].record.notes, "it reads no weight"
+
+
 def test_a_matrix_that_is_no_weight_is_left_alone() -> None:
     with expected_ways():
         _, ctx = rewritten(

@@ -124,14 +124,23 @@ def test_what_others_read_of_the_convolution_stays() -> None:
         y = F.conv2d(x, w, bias, padding=1)
         return y, F.silu(y)
 
-    assert FUSED not in targets(passed(program, *operands())[0])
+    module, ctx = passed(program, *operands())
+    assert FUSED not in targets(module)
+    assert ctx.record.notes == ["silu is not inside of convolution: others read convolution, too"]
 
 
-def test_relu_stays_since_onednn_makes_0_of_nan() -> None:
+@pytest.mark.parametrize("activation", [F.relu, F.relu6, F.gelu, F.hardswish])
+def test_what_onednn_computes_otherwise_stays_and_says_so(
+    activation: Callable[[Tensor], Tensor],
+) -> None:
     def program(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
-        return torch.relu(F.conv2d(x, w, bias, padding=1))
+        return activation(F.conv2d(x, w, bias, padding=1))
 
-    assert FUSED not in targets(passed(program, *operands())[0])
+    module, ctx = passed(program, *operands())
+    assert FUSED not in targets(module)
+    assert len(ctx.record.notes) == 1
+    assert "is not inside of convolution: oneDNN's makes" in ctx.record.notes[0]
+    assert passed(program, *operands(side=16))[1].record.notes == [], "small, it would gain nothing"
 
 
 def test_without_fuel_nothing_changes() -> None:

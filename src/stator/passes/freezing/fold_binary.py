@@ -52,7 +52,7 @@ def _sweep(graph: fx.Graph, ctx: Ctx) -> int:
         if operands is None:
             continue
         product, constant = operands
-        reason = _fold(node, product, constant, settled, ctx)
+        reason = _why_not_behind(node, product) or _fold(node, product, constant, settled, ctx)
         said = "is folded" if reason is None else f"not folded: {reason}"
         if (text := f"{node.name} {said}") not in ctx.record.notes:
             ctx.record.notes.append(text)
@@ -65,11 +65,19 @@ def _sweep(graph: fx.Graph, ctx: Ctx) -> int:
 def _operands(node: fx.Node, settled: Collection[fx.Node]) -> tuple[Product, Any] | None:
     """A product and a constant, if the node computes with such."""
     for this, other in (node.args[:2], node.args[1::-1]):
-        product = Product.behind(this)
+        is_cast = isinstance(this, fx.Node) and this.target is aten._to_copy.default
+        product = Product.behind(this.args[0] if is_cast else this)
         is_constant = isinstance(other, int | float) or other in settled
         if product is not None and product.node not in settled and is_constant:
             return product, other
     return None
+
+
+def _why_not_behind(node: fx.Node, product: Product) -> str | None:
+    """None if arithmetic follows a product at once; otherwise the reason."""
+    between = [one for one in node.all_input_nodes if one.target is aten._to_copy.default]
+    casts = [one for one in between if one.args[0] is product.read]
+    return f"{casts[0].name} stands between" if casts else None
 
 
 def _fold(
