@@ -13,11 +13,13 @@ from torch import Tensor
 
 from stator.ops.libraries import int8_convolution as onednn_convolution
 from stator.passes.freezing.int8_convolution import int8_convolution
+from tests.passes.freezing.accuracy import is_as_exact
 from tests.passes.freezing.graphs import rewritten, run_with_constants
 from tests.passes.freezing.integers import (
     called,
     dequantized,
     dequantized_weight,
+    exactly,
     integers,
     quantized,
     requantized,
@@ -67,6 +69,18 @@ def test_convolutions_of_dequantised_images(
     assert "onednn.qconv_pointwise.default" in names
     assert not any("quantize" in name or "aten.convolution" in name for name in names)
     assert "is int8" in notes[0]
+
+
+def test_convolutions_are_as_exact_as_those_of_floats() -> None:
+    def convolved(x: Tensor, w: Tensor, scales: Tensor, b: Tensor) -> Tensor:
+        return F.conv2d(dequantized(x), dequantized_weight(w, scales), b, padding=1)
+
+    inputs = image(2, 64, 9, 8), *weight_of(32, 64, 3, 3), torch.randn(32)
+    module, _ = rewritten(convolved, inputs, (1, 2, 3), int8_convolution)
+    (found, *_), _ = run_with_constants(module, inputs)
+    # A pixel of padding is 0, not its integer.
+    exact = F.conv2d(*exactly(*inputs[:3]), inputs[3].double(), padding=1)
+    assert is_as_exact(found, convolved(*inputs), exact)
 
 
 @pytest.mark.parametrize("dims", [1, 3])

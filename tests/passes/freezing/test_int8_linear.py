@@ -12,11 +12,13 @@ from torch import Tensor
 
 from stator.ops.libraries import int8_linear as onednn_linear
 from stator.passes.freezing.int8_linear import int8_linear
+from tests.passes.freezing.accuracy import is_as_exact
 from tests.passes.freezing.graphs import rewritten, run_with_constants
 from tests.passes.freezing.integers import (
     called,
     dequantized,
     dequantized_weight,
+    exactly,
     integers,
     quantized,
     requantized,
@@ -57,6 +59,17 @@ def test_products_of_dequantised_tensors(
     assert "onednn.qlinear_pointwise.default" in names
     assert not any("dequantize" in name or "mm" in name for name in names)
     assert "is int8, and gives float32" in notes[0]
+
+
+@pytest.mark.parametrize("kind", [torch.uint8, torch.int8], ids=str)
+def test_products_are_as_exact_as_those_of_floats(kind: torch.dtype) -> None:
+    def product(x: Tensor, w: Tensor, scales: Tensor, b: Tensor) -> Tensor:
+        return F.linear(dequantized(x), dequantized_weight(w, scales), b)
+
+    inputs = integers(kind, 20, 640), *weight_of(48, 640), torch.randn(48)
+    module, _ = rewritten(product, inputs, (1, 2, 3), int8_linear)
+    (found, *_), _ = run_with_constants(module, inputs)
+    assert is_as_exact(found, product(*inputs), F.linear(*exactly(*inputs[:3]), inputs[3].double()))
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
