@@ -170,7 +170,8 @@ def _compile_anew(captured: Captured, weights: frozenset[int], programs: Program
     fakes += [mode.from_tensor(tensor, static_shapes=True) for tensor in lifted.values()]
     examples = [*captured.inputs, *lifted.values()]
     captured.record.notes.extend(not_frozen(examples, weights, captured.options))
-    tools = make_tools(captured.options, captured.record, examples, weights)
+    held = {number: examples[number] for number in weights}
+    tools = make_tools(captured.options, captured.record, examples, held)
     promises = guard_count(mode)
     keeper = None if programs is None else programs.keeper(lambda: why_not_kept(mode, promises))
     stages = expected_stages(captured.options)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+import weakref
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -14,7 +15,7 @@ from stator.core.events import Compilation, start_compilation
 from stator.core.fuel import Fuel
 from stator.core.torch_types import Boxed
 from stator.errors import OptionError, StatorWarning
-from stator.graph.edit import WEIGHT
+from stator.graph.edit import VALUE, WEIGHT
 from stator.graph.run import Ctx, run_passes
 from stator.options import Options, read_options
 from stator.passes.freezing.pack_convolution import pack_convolution
@@ -230,8 +231,10 @@ def _are_the_programs_own(inputs: Sequence[fx.Node], params: int) -> bool:
     )
 
 
-def _mark(graph: fx.Graph, weights: Collection[int]) -> None:
-    """Note on inputs that they are weights."""
+def _mark(graph: fx.Graph, weights: Mapping[int, Tensor | None]) -> None:
+    """Note on inputs that they are weights, and which, as far as that is known."""
     for number, node in enumerate(graph.find_nodes(op="placeholder")):
         if number in weights:
             node.meta[WEIGHT] = True
+            if (value := weights[number]) is not None:
+                node.meta[VALUE] = weakref.ref(value)

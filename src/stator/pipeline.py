@@ -13,7 +13,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
@@ -196,12 +197,12 @@ def make_tools(
     options: Options,
     record: Compilation,
     examples: Sequence[Any] = (),
-    weights: frozenset[int] = frozenset(),
+    weights: Mapping[int, Any] | None = None,
 ) -> Tools:
     """The compiler, set up for one compilation.
 
-    `examples` are inputs to check passes with; `weights` are positions of those among them that
-    stay the same from call to call.
+    `examples` are inputs to check passes with; `weights` are those inputs that stay the same from
+    call to call, by position.
     """
     if options.has_eager_bits:
         options = replace(options, skip=(*options.skip, *bits_changed_by()))
@@ -226,7 +227,8 @@ def make_tools(
         return choose(joint, classes, _wish(options, record), foresee)
 
     joint = with_registered("joint", JOINT if options.kernels else ())
-    return Tools(ctx, compile_graph, pick, joint, weights)
+    held = {number: weakref.ref(weight) for number, weight in (weights or {}).items()}
+    return Tools(ctx, compile_graph, pick, joint, held)
 
 
 def _wish(options: Options, record: Compilation) -> Wish:
