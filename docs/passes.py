@@ -93,12 +93,12 @@ def left_side(rule: Rule, arguments: Sequence[Any]) -> tuple[fx.GraphModule, lis
     return module, tensors
 
 
-def calls_text(graph: fx.Graph) -> str:
-    """The calls of a graph, a line each; what it returns last."""
+def calls_text(graph: fx.Graph, *, own_names: bool = False) -> str:
+    """The calls of a graph, a line each, numbered or by their own names; what it returns last."""
     inputs = graph.find_nodes(op="placeholder")
     calls = [node for node in graph.nodes if node.op.startswith("call_")]
-    names = {node: f"x{number}" for number, node in enumerate(inputs)}
-    names |= {node: f"t{number}" for number, node in enumerate(calls)}
+    names = {node: node.name if own_names else f"x{n}" for n, node in enumerate(inputs)}
+    names |= {node: node.name if own_names else f"t{n}" for n, node in enumerate(calls)}
     lines = [f"    {names[node]} = {_target(node)}({_arguments(node, names)})" for node in calls]
     return "\n".join([*lines, f"    return {_arguments(graph.output_node(), names)}"])
 

@@ -166,7 +166,8 @@ def compile_library(
     blob = Blob(put)
     if not options.freezing:  # the weights are what they are, so they go first
         blob.add(list(exported.constants.values()))
-    tools = make_tools(options, start_compilation(), (), frozenset(exported.constants))
+    weights = {place: one.value for place, one in exported.constants.items()}
+    tools = make_tools(options, start_compilation(), (), weights)
     with torch.no_grad():  # attention goes to the kernel that eager takes without gradients
         run = prepare(program.graph_module, [], tools)
     graph = library_graph(exported, run, tools)

@@ -18,7 +18,14 @@ from stator.core.torch_types import Flat
 from stator.errors import OptionError
 from stator.graph.capture import attribute_tensors
 from stator.options import Options, read_options
-from stator.stored import Captured, find_programs, restored, weight_positions, why_not_kept
+from stator.stored import (
+    Captured,
+    find_programs,
+    not_frozen,
+    restored,
+    weight_positions,
+    why_not_kept,
+)
 from stator.torch_api import NEEDS_VALUES, TracingContext, fake_inputs, guard_count, is_weight
 
 log: Final = logger("cache")
@@ -162,7 +169,9 @@ def _compile_anew(captured: Captured, weights: frozenset[int], programs: Program
     lifted = captured.lifted
     fakes += [mode.from_tensor(tensor, static_shapes=True) for tensor in lifted.values()]
     examples = [*captured.inputs, *lifted.values()]
-    tools = make_tools(captured.options, captured.record, examples, weights)
+    captured.record.notes.extend(not_frozen(examples, weights, captured.options))
+    held = {number: examples[number] for number in weights}
+    tools = make_tools(captured.options, captured.record, examples, held)
     promises = guard_count(mode)
     keeper = None if programs is None else programs.keeper(lambda: why_not_kept(mode, promises))
     stages = expected_stages(captured.options)

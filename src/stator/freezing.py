@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import difflib
+import warnings
+import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor, fx, nn
 
 from stator.aot.aliasing import overlapping_groups
-from stator.core.events import start_compilation
+from stator.core.events import Compilation, start_compilation
 from stator.core.fuel import Fuel
 from stator.core.torch_types import Boxed
-from stator.errors import OptionError
-from stator.graph.edit import WEIGHT
+from stator.errors import OptionError, StatorWarning
+from stator.graph.edit import VALUE, WEIGHT
 from stator.graph.run import Ctx, run_passes
 from stator.options import Options, read_options
 from stator.passes.freezing.pack_convolution import pack_convolution
@@ -24,9 +26,18 @@ from stator.passes.freezing.take_constants import take_constants
 from stator.pipeline import FREEZING, compile_half
 from stator.runtime.constants import Set, making, remake, sets_of
 from stator.runtime.discarded import is_discarded
-from stator.torch_api import is_weight, parameters_of_trace
+from stator.torch_api import TracingContext, is_weight, unset_fake_temporarily
 
 __all__ = ["freeze", "fw_compiler_freezing", "update_weights"]
+
+# Arguments of PyTorch's function of the same name, for its own compiler.
+TORCHS: Final = frozenset(
+    {"num_example_inputs", "inner_compile", "cudagraphs", "graph_id", "forward_device"}
+)
+UNKNOWN: Final = (
+    "stator.freeze leaves {} weights as inputs: their values are not known here. Set "
+    "torch._dynamo.config.prepare_freezing = True, which lets Dynamo hand them over"
+)
 
 
 def update_weights(compiled: Any, state_dict: Mapping[str, Tensor]) -> None:
@@ -153,20 +164,26 @@ def freeze(
     """A functional inference graph with its weights as attributes, folded and packed.
 
     Returns the module, which takes fewer inputs, and the positions of those that it still takes.
-    Weights are the inputs that lie on a module: those which nobody writes to become constants.
-    `dynamo_gm`, the graph that Dynamo captured, is left as it is.
+    Within `aot_autograd`, weights are parameters and buffers that the program neither writes to nor
+    returns.  Otherwise they are the example inputs that lie on a module and that no call of the
+    graph writes to.  `dynamo_gm`, the graph that Dynamo captured, is left as it is.
     """
     graph = fx.Graph()
     graph.output(graph.graph_copy(aot_gm.graph, {}))
     frozen = fx.GraphModule(aot_gm, graph, "Frozen")
-    weights = _mark_weights(graph, example_inputs)
     ctx = Ctx(Options(freezing=True), Fuel(None), start_compilation())
+    weights = _weights(graph, example_inputs, ctx.record)
+    values = {number: value for number, value in weights.items() if value is not None}
+    if len(values) < len(weights):
+        warnings.warn(UNKNOWN.format(len(weights) - len(values)), StatorWarning, stacklevel=2)
+    _mark(graph, values)
     run_passes((*FREEZING, pack_linear, pack_convolution, pack_lstm), graph, ctx, "frozen")
     constants = take_constants(graph, frozen=True)
     placeholders = graph.find_nodes(op="placeholder")[len(constants.arguments) :]
     for number, (node, recipe) in enumerate(zip(placeholders, constants.recipes, strict=True)):
         name = f"_frozen_{number}"
-        made = recipe.make([weights[index] for index in recipe.weights])
+        with unset_fake_temporarily():
+            made = recipe.make([values[index] for index in recipe.weights])
         frozen.register_buffer(name, made, persistent=False)
         with graph.inserting_before(node):
             constant = graph.get_attr(name)
@@ -178,7 +195,7 @@ def freeze(
 
 
 def fw_compiler_freezing(
-    aot_model: fx.GraphModule,
+    aot_autograd_model: fx.GraphModule,
     aot_example_inputs: Sequence[Any],
     dynamo_model: fx.GraphModule | None = None,
     **options: Any,
@@ -186,21 +203,85 @@ def fw_compiler_freezing(
     """A functional inference graph, frozen and compiled: a compiler for `aot_autograd`.
 
     The function takes all inputs in a list, weights among them, and reads those at its first call.
+    Weights are those that `freeze` would take; their values need not be known.  What PyTorch's own
+    function is given beside, such as `inner_compile`, is taken and is of no effect.
     """
     graph = fx.Graph()
-    graph.output(graph.graph_copy(aot_model.graph, {}))
-    _mark_weights(graph, aot_example_inputs)
-    chosen = read_options(None, {**options, "freezing": True})
+    graph.output(graph.graph_copy(aot_autograd_model.graph, {}))
+    own = {name: given for name, given in options.items() if name not in TORCHS}
+    chosen = read_options(None, {**own, "freezing": True})
     ctx = Ctx(chosen, Fuel(chosen.fuel), start_compilation())
-    return compile_half(fx.GraphModule(aot_model, graph, "Forward"), "forward", ctx).run
+    _mark(graph, _weights(graph, aot_example_inputs, ctx.record))
+    module = fx.GraphModule(aot_autograd_model, graph, "Forward")
+    run = compile_half(module, "forward", ctx).run
+
+    def boxed(inputs: list[Any]) -> Sequence[Any]:
+        return run(inputs)
+
+    boxed._boxed_call = True  # type: ignore[attr-defined]  # how torch knows such functions
+    return boxed
 
 
-def _mark_weights(graph: fx.Graph, example_inputs: Sequence[Any]) -> dict[int, Tensor]:
-    """Note which inputs are weights; their tensors by position."""
-    real = dict(enumerate(example_inputs)) | dict(enumerate(parameters_of_trace()))
-    found = {}
-    for number, node in enumerate(graph.find_nodes(op="placeholder")):
-        if is_weight(value := real.get(number)):
-            node.meta[WEIGHT] = True
-            found[number] = value
+def _weights(
+    graph: fx.Graph, example_inputs: Sequence[Any], record: Compilation
+) -> dict[int, Tensor | None]:
+    """Which inputs are weights, by position: their values, or None where these are not known."""
+    facts = _inputs_of_trace()
+    if facts is None:
+        return {n: value for n, value in enumerate(example_inputs) if is_weight(value)}
+    params, steady, trains = facts
+    values = dict(enumerate(params))
+    found = {
+        number: values.get(number)
+        for number in sorted(steady)
+        if number not in values or is_weight(values[number], held=True)
+    }
+    reason = None
+    if trains:
+        reason = "gradients are wanted, so that weights will change"
+    elif not _are_the_programs_own(graph.find_nodes(op="placeholder"), len(params)):
+        reason = "its inputs are not the program's own, one to one"
+    elif not found:
+        reason = "it has no parameter or buffer that nobody writes to or returns"
+    if reason is not None:
+        record.notes.append(f"nothing is frozen: {reason}")
+        return {}
     return found
+
+
+def _inputs_of_trace() -> tuple[list[Any], set[int], bool] | None:
+    """What PyTorch's own autograd knows of the program that it compiles; None if it does not.
+
+    Parameters and buffers, the first inputs; which inputs stay the same from call to call, nobody
+    writing to or returning them; whether gradients are wanted.
+    """
+    context = TracingContext.try_get()
+    if context is None or (facts := context.fw_metadata) is None:
+        return None
+    params = list(context.params_flat_unwrap_subclasses or ())
+    returned = {one.base_idx for one in facts.output_info if "input" in one.output_type.name}
+    kinds = enumerate(one.mutation_type.name for one in facts.input_info)
+    kept = {n for n, kind in kinds if kind == "NOT_MUTATED"} - returned
+    steady = kept & {*range(len(params)), *facts.static_input_indices}
+    return params, steady, bool(facts.traced_tangents)
+
+
+def _are_the_programs_own(inputs: Sequence[fx.Node], params: int) -> bool:
+    """Whether the inputs are those of the captured program: parameters, then others, in order.
+
+    Torch's autograd drops some, or merges those that share memory, where one is written to.
+    """
+    origins = [node.meta.get("desc") for node in inputs]  # what torch says that they are
+    firsts, others = origins[:params], origins[params:]
+    return all(hasattr(one, "target") for one in firsts) and all(
+        getattr(one, "idx", None) == number for number, one in enumerate(others)
+    )
+
+
+def _mark(graph: fx.Graph, weights: Mapping[int, Tensor | None]) -> None:
+    """Note on inputs that they are weights, and which, as far as that is known."""
+    for number, node in enumerate(graph.find_nodes(op="placeholder")):
+        if number in weights:
+            node.meta[WEIGHT] = True
+            if (value := weights[number]) is not None:
+                node.meta[VALUE] = weakref.ref(value)

@@ -13,7 +13,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
@@ -53,6 +54,7 @@ from stator.passes.freezing.int8_convolution import int8_convolution
 from stator.passes.freezing.int8_linear import int8_linear
 from stator.passes.freezing.int8_weight_only import int8_weight_only
 from stator.passes.freezing.join_linears import join_linears
+from stator.passes.freezing.note_unkept import note_unkept
 from stator.passes.freezing.pack_convolution import pack_convolution
 from stator.passes.freezing.pack_linear import pack_linear
 from stator.passes.freezing.pack_lstm import pack_lstm
@@ -195,12 +197,12 @@ def make_tools(
     options: Options,
     record: Compilation,
     examples: Sequence[Any] = (),
-    weights: frozenset[int] = frozenset(),
+    weights: Mapping[int, Any] | None = None,
 ) -> Tools:
     """The compiler, set up for one compilation.
 
-    `examples` are inputs to check passes with; `weights` are positions of those among them that
-    stay the same from call to call.
+    `examples` are inputs to check passes with; `weights` are those inputs that stay the same from
+    call to call, by position.
     """
     if options.has_eager_bits:
         options = replace(options, skip=(*options.skip, *bits_changed_by()))
@@ -225,7 +227,8 @@ def make_tools(
         return choose(joint, classes, _wish(options, record), foresee)
 
     joint = with_registered("joint", JOINT if options.kernels else ())
-    return Tools(ctx, compile_graph, pick, joint, weights)
+    held = {number: weakref.ref(weight) for number, weight in (weights or {}).items()}
+    return Tools(ctx, compile_graph, pick, joint, held)
 
 
 def _wish(options: Options, record: Compilation) -> Wish:
@@ -275,6 +278,8 @@ def compile_half(
         run_passes(FREEZING, module.graph, ctx, name)
     run_passes(with_registered("post_grad", POST_GRAD), module.graph, ctx, name)
     freezing, discards = ctx.options.freezing, ctx.options.discard_parameters
+    if freezing:
+        note_unkept(module.graph, ctx)
     constants = take_constants(module.graph, frozen=freezing, discards=discards)
     plan, memory, label = _planned(module, name, ctx)
     with ctx.record.stage(f"{name}/executor", len(plan.steps)):

@@ -8,7 +8,7 @@ captured graph: the compiler is imported then, not before.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,6 +36,7 @@ from stator.torch_api import (
     fake_inputs,
     guard_count,
     has_static_sizes,
+    is_held,
     is_weight,
     storage_of,
 )
@@ -43,10 +44,29 @@ from stator.torch_api import (
 
 def weight_positions(inputs: Sequence[Any], options: Options) -> frozenset[int]:
     """Inputs that stay the same from call to call, as far as the options make use of that."""
-    wanted = options.kernels and options.executor == "native"
-    if not (wanted and (options.freezing or options.pack_weights)):
+    wanted = options.freezing or options.pack_weights
+    if not wanted or _why_no_constants(options) is not None:
         return frozenset()
     return frozenset(number for number, value in enumerate(inputs) if is_weight(value))
+
+
+def not_frozen(inputs: Sequence[Any], weights: Collection[int], options: Options) -> list[str]:
+    """What is to be said of the inputs of a program that is to be frozen: weights that are none."""
+    if not options.freezing:
+        return []
+    if (reason := _why_no_constants(options)) is not None:
+        return [f"nothing is frozen: {reason}"]
+    others = [one for number, one in enumerate(inputs) if number not in weights and is_held(one)]
+    if others:
+        why = "made in inference mode, or no plain tensors on a CPU or a GPU of Nvidia's"
+        return [f"not frozen: {len(others)} weights: they are {why}"]
+    return [] if weights else ["nothing is frozen: it reads no parameter or buffer of a module"]
+
+
+def _why_no_constants(options: Options) -> str | None:
+    if not options.kernels:
+        return "Options.kernels is off"
+    return None if options.executor == "native" else f"Options.executor is {options.executor!r}"
 
 
 def find_programs(

@@ -477,19 +477,18 @@ def is_fake(value: torch.Tensor) -> bool:
     return type(value) is FakeTensor or type(value) is torch.nn.Parameter
 
 
-def parameters_of_trace() -> list[Any]:
-    """Parameters and buffers of the program that PyTorch's own autograd is compiling, if any."""
-    context = TracingContext.try_get()
-    return list(getattr(context, "params_flat_unwrap_subclasses", None) or ())
-
-
 without_overrides = torch._C.DisableTorchFunctionSubclass  # a subclass is a plain tensor inside
 copy_all: Final[Any] = torch._foreach_copy_  # tensors of a second list into those of a first
 
 
-def is_weight(value: Any) -> bool:
-    """Whether Dynamo found a tensor on a module, and a write to it would be counted."""
-    held = isinstance(value, torch.nn.Parameter) or hasattr(value, "_dynamo_static_input_type")
+def is_held(value: Any) -> bool:
+    """Whether Dynamo found a tensor on a module."""
+    return isinstance(value, torch.nn.Parameter) or hasattr(value, "_dynamo_static_input_type")
+
+
+def is_weight(value: Any, *, held: bool = False) -> bool:
+    """Whether a tensor is on a module, as far as is seen or told, and counts its writes."""
+    held = held or is_held(value)
     plain = type(value) in (torch.Tensor, torch.nn.Parameter) and not value.is_inference()
     return held and plain and value.layout is torch.strided and value.device.type in ("cpu", "cuda")
 

@@ -268,3 +268,48 @@ def test_other_processes_find_the_program_and_pack_for_themselves(tmp_path: Path
             record = last_compilation()
             assert record is not None
             assert (record.cache or "").startswith(expected)
+
+
+class Writing(nn.Module):
+    """Counts its calls in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(256, 256)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls.add_(1)
+        made: Tensor = self.linear(x)
+        return made
+
+
+def born_in_inference_mode() -> nn.Module:
+    with torch.inference_mode():
+        return Net()
+
+
+@pytest.mark.parametrize(
+    ("make", "context", "options", "said"),
+    [
+        (Net, torch.enable_grad, {}, "nothing is frozen: gradients are wanted"),
+        (Net, torch.no_grad, {"executor": "python"}, "nothing is frozen: Options.executor is"),
+        (Net, torch.no_grad, {"kernels": False}, "nothing is frozen: Options.kernels is off"),
+        (nn.ReLU, torch.no_grad, {}, "nothing is frozen: it reads no parameter or buffer"),
+        (Writing, torch.no_grad, {}, "is not frozen: the program writes to it"),
+        (born_in_inference_mode, torch.inference_mode, {}, "not frozen: 3 weights"),
+    ],
+)
+def test_what_is_not_frozen_says_why(
+    make: Callable[[], nn.Module], context: Callable[[], Any], options: dict[str, Any], said: str
+) -> None:
+    net = make()
+    with context():
+        close(compiled(net, freezing=True, **options)(X), net(X))
+        record = last_compilation()
+        compiled(net, **options)(X)
+        plain = last_compilation()
+    assert record is not None
+    assert plain is not None
+    assert sum(said in note for note in record.notes) == 1
+    assert not any("frozen" in note for note in plain.notes), "nobody asked for it"

@@ -11,18 +11,24 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from torch import fx
 
-from docs.passes import STAGES, before_and_after, rule_example
+from docs.passes import STAGES, before_and_after, calls_text, rule_example
 from stator.graph.edit import WEIGHT
 from stator.graph.rules import Rule
+from stator.graph.run import Ctx
 from stator.ops.libraries import onednn_linear
+from stator.passes.joint.drop_noops import drop_noops
 from stator.patterns import fwd_only
+from stator.pipeline import FREEZING
 from stator.rules.all import RULES
+from tests.golden.refusals import REFUSALS
 from tests.golden.rewrites import CAPTURED, TRACED, Example
 from tests.passes.freezing.ways import expected_ways
 from tests.passes.pre_grad.test_fuse_attention import captured
 
 FOLDER: Final = Path(__file__).parent / "passes"
+REFUSED: Final = Path(__file__).parent / "refused"
 WITH_ONEDNN: Final = (
     "linear_to_onednn",
     "fuse_conv_activation",
@@ -45,12 +51,31 @@ def of_captured(example: Example) -> str:
 
 
 def of_traced(example: Example) -> str:
-    module = fwd_only(example.program, example.arguments())
-    for number, node in enumerate(module.graph.find_nodes(op="placeholder")):
+    graph = traced(example)
+    with expected_ways():  # a text does not depend on what is the fastest here
+        return before_and_after(graph, example.pass_, example.options) + "\n"
+
+
+def traced(example: Example) -> fx.Graph:
+    graph = fwd_only(example.program, example.arguments()).graph
+    for number, node in enumerate(graph.find_nodes(op="placeholder")):
         if number in example.weights:
             node.meta[WEIGHT] = True
-    with expected_ways():  # a text does not depend on what is the fastest here
-        return before_and_after(module.graph, example.pass_, example.options) + "\n"
+    return graph
+
+
+def of_refusals(pass_: str) -> str:
+    return "\n".join(of_refusal(one) for one in REFUSALS if one.name == pass_)
+
+
+def of_refusal(example: Example) -> str:
+    graph, ctx = traced(example), Ctx(example.options)
+    before = calls_text(graph, own_names=True)
+    with expected_ways():
+        assert example.pass_(graph, ctx) == 0
+    assert calls_text(graph, own_names=True) == before, "it is left as it was"
+    notes = "".join(f"    {note}\n" for note in ctx.record.notes)
+    return f"{example.program.__doc__}\n{before}\nnoted\n{notes}"
 
 
 TEXTS: Final[dict[str, Callable[[], str]]] = {
@@ -88,3 +113,28 @@ def test_every_pass_and_rule_has_its_text_and_no_file_is_left_over() -> None:
 
     assert names == set(TEXTS)
     assert {file.stem for file in FOLDER.iterdir()} == set(TEXTS)
+
+
+REFUSING: Final = tuple(dict.fromkeys(example.name for example in REFUSALS))
+
+
+@pytest.mark.parametrize("name", REFUSING)
+def test_what_passes_leave_alone_and_note_is_as_kept(name: str, update_golden: bool) -> None:
+    if name in WITH_ONEDNN and onednn_linear() is None:
+        pytest.skip("torch has no oneDNN here")
+    made, file = of_refusals(name), REFUSED / f"{name}.txt"
+
+    if update_golden:
+        REFUSED.mkdir(exist_ok=True)
+        file.write_text(made)
+
+    assert file.exists(), "pytest tests/golden --update-golden"
+    assert made == file.read_text(), "if it is meant: pytest tests/golden --update-golden"
+
+
+def test_every_pass_for_known_weights_has_a_text_of_what_it_leaves_alone() -> None:
+    passes = {pass_.__name__ for pass_ in FREEZING} - {drop_noops.__name__}  # one of every mode
+    packs = {"pack_linear", "pack_convolution", "pack_lstm", "add_into_convolution"}
+
+    assert passes | packs | {"fuse_conv_activation"} == set(REFUSING)
+    assert {file.stem for file in REFUSED.iterdir()} == set(REFUSING)

@@ -78,6 +78,20 @@ def test_a_pass_is_recorded_with_graph_name_counts_and_changes() -> None:
     assert (event.nodes_before, event.nodes_after, event.changed) == (9, 7, 2)
 
 
+def test_a_rewrite_is_noted_as_done_or_with_what_is_against_it_and_without_fuel_not_at_all() -> (
+    None
+):
+    ctx, node = ctx_with(fuel=1), negations().find_nodes(op="placeholder")[0]
+    answers = [
+        ctx.may("turn", node, reason, ("is turned", "not turned"))
+        for reason in (None, "it is round", None)
+    ]
+
+    assert answers == [True, False, False]
+    assert ctx.record.notes == ["x is turned", "x not turned: it is round"]
+    assert ctx.fuel.spent == ["turn: x"]
+
+
 def test_the_time_of_a_pass_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter([10.0, 12.5])
     monkeypatch.setattr(events, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from logging import DEBUG
 from typing import Any, Final
@@ -24,7 +25,7 @@ from stator.core.logs import logger
 from stator.core.torch_types import Flat
 from stator.errors import OptionError, Unsupported
 from stator.graph.capture import GraphRunner
-from stator.graph.edit import WEIGHT, drop_unread
+from stator.graph.edit import VALUE, WEIGHT, drop_unread
 from stator.graph.run import Ctx, GraphPass, dump_graph, run_passes
 from stator.graph.text import shape_text
 from stator.graph.verify import user_line, verify
@@ -41,7 +42,8 @@ class Tools:
     compile_graph: CompileGraph
     choose: Choose  # what the backward keeps of the forward
     joint_passes: tuple[GraphPass, ...] = ()  # over forward and backward together
-    weights: frozenset[int] = frozenset()  # inputs that stay the same from call to call
+    # Inputs that stay the same from call to call, by position.
+    weights: Mapping[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)
 
     def specialize(self, function: Flat, *, replays_random: bool = False) -> Specialized:
         """`function`, compiled for each new kind of arguments."""
@@ -100,7 +102,7 @@ def trace_and_cut(
     if traced.why_full is not None:
         record.notes.append(f"traced in full, which takes longer: {traced.why_full}")
     drop_unread(traced.module.graph)  # patterns count readers
-    _mark_weights(traced, tools.weights)
+    _mark_weights(traced, tools)
     name = "joint" if traced.tangents else "traced"
     run_passes(tools.joint_passes, traced.module.graph, tools.ctx, name)
     dump_graph(traced.module.graph, tools.ctx, name)
@@ -139,15 +141,21 @@ def _note_saved(halves: Split, record: Compilation) -> None:
         record.details.saved += found
 
 
-def _mark_weights(traced: Traced, weights: frozenset[int]) -> None:
+def _mark_weights(traced: Traced, tools: Tools) -> None:
     """Note on a graph without a backward which inputs stay the same from call to call."""
+    told = tools.ctx.record.notes if tools.ctx.options.freezing and tools.weights else []
     if traced.tangents:
+        told.append("nothing is frozen: gradients are wanted, which torch.no_grad() turns off")
         return
     stream = iter(traced.primals)
     for index, fact in enumerate(traced.program.inputs):
         nodes = [next(stream) for _ in range(width(fact.layout))]
-        if index in weights and fact.layout == PLAIN and fact.mutation is Mutation.NONE:
-            nodes[0].meta[WEIGHT] = True
+        if index not in tools.weights:
+            continue
+        if fact.layout == PLAIN and fact.mutation is Mutation.NONE:
+            nodes[0].meta |= {WEIGHT: True, VALUE: tools.weights[index]}
+        else:
+            told.append(f"{nodes[0].name} is not frozen: the program writes to it")
 
 
 @dataclass(slots=True)

@@ -22,6 +22,7 @@ EARLY: Final = "early"  # computed for a first time, to be forgotten and compute
 AGAIN: Final = "again"  # a library's call in the backward that the forward made too
 
 WEIGHT: Final = "weight"  # an input that stays the same from call to call, unless somebody writes
+VALUE: Final = "value"  # on a weight: a weak reference to its tensor, if that is known by now
 
 # They return a value for others to depend on, and check all the same if none does.
 ASSERTIONS: Final = frozenset(

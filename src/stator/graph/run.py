@@ -41,6 +41,18 @@ class Ctx:
         folder = self.options.dump_dir
         return Dump(None if folder is None else folder / f"compilation_{self.record.number:03}")
 
+    def may(self, rewrite: str, node: fx.Node, reason: str | None, words: tuple[str, str]) -> bool:
+        """Whether to do a rewrite: nothing is a `reason` against it, and there is fuel.
+
+        A note says what became of it, by one of the `words`: what it is if so, or what it is not.
+        """
+        if reason is None and not self.fuel.spend(f"{rewrite}: {node.name}"):
+            return False
+        done, not_done = words
+        said = done if reason is None else f"{not_done}: {reason}"
+        self.record.notes.append(f"{node.name} {said}")
+        return reason is None
+
 
 class GraphPass(Protocol):
     """A rewrite of a whole graph; returns how many changes it made."""

@@ -10,13 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import stator
 from stator.ops.libraries import int8_linear as onednn_linear
 from stator.passes.freezing.int8_linear import int8_linear
+from tests.passes.freezing.accuracy import is_as_exact
 from tests.passes.freezing.graphs import rewritten, run_with_constants
 from tests.passes.freezing.integers import (
     called,
     dequantized,
     dequantized_weight,
+    exactly,
     integers,
     quantized,
     requantized,
@@ -57,6 +60,17 @@ def test_products_of_dequantised_tensors(
     assert "onednn.qlinear_pointwise.default" in names
     assert not any("dequantize" in name or "mm" in name for name in names)
     assert "is int8, and gives float32" in notes[0]
+
+
+@pytest.mark.parametrize("kind", [torch.uint8, torch.int8], ids=str)
+def test_products_are_as_exact_as_those_of_floats(kind: torch.dtype) -> None:
+    def product(x: Tensor, w: Tensor, scales: Tensor, b: Tensor) -> Tensor:
+        return F.linear(dequantized(x), dequantized_weight(w, scales), b)
+
+    inputs = integers(kind, 20, 640), *weight_of(48, 640), torch.randn(48)
+    module, _ = rewritten(product, inputs, (1, 2, 3), int8_linear)
+    (found, *_), _ = run_with_constants(module, inputs)
+    assert is_as_exact(found, product(*inputs), F.linear(*exactly(*inputs[:3]), inputs[3].double()))
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -245,17 +259,42 @@ def test_a_weight_that_is_no_constant_says_so() -> None:
     assert "its weight is no constant" in ctx.record.notes[0]
 
 
-def test_zero_points_of_weights_raise() -> None:
-    """Their values are known when the constant is made; oneDNN would leave them out."""
+def with_points(x: Tensor, w: Tensor, scales: Tensor, points: Tensor) -> Tensor:
+    rest = (scales, points, 0, -128, 127, torch.int8)
+    return F.linear(dequantized(x), quantized.dequantize_per_channel.default(w, *rest))
 
-    def product(x: Tensor, w: Tensor, scales: Tensor, points: Tensor) -> Tensor:
-        rest = (scales, points, 0, -128, 127, torch.int8)
-        return F.linear(dequantized(x), quantized.dequantize_per_channel.default(w, *rest))
 
+class Shifted(torch.nn.Module):
+    """A product whose weight was quantised with zero points."""
+
+    def __init__(self, point: int) -> None:
+        super().__init__()
+        w, scales = weight_of(48, 64)
+        for name, tensor in (("w", w), ("s", scales), ("p", torch.full((48,), point))):
+            self.register_buffer(name, tensor)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return with_points(x, *self.buffers())
+
+
+@pytest.mark.parametrize("point", [0, 3])
+def test_a_weight_with_zero_points_is_multiplied_as_floats_and_says_so(point: int) -> None:
+    model, x = Shifted(point), integers(torch.uint8, 9, 64)
+    with torch.no_grad():
+        found = stator.compile(model, freezing=True, strict=True, cache=False)(x)
+        torch.testing.assert_close(found, model(x), rtol=1e-5, atol=1e-4)
+    record = stator.last_compilation()
+    assert record is not None
+    said = "mm is int8" if point == 0 else "mm is not int8: its weight has zero points other than 0"
+    assert any(note.startswith(said) for note in record.notes)
+
+
+def test_zero_points_that_come_with_later_weights_raise() -> None:
+    """Whoever made the program has not seen them; oneDNN would leave them out."""
     points = torch.zeros(48, dtype=torch.int64)
-    check(product, integers(torch.uint8, 9, 64), *weight_of(48, 64), points)
+    check(with_points, integers(torch.uint8, 9, 64), *weight_of(48, 64), points)
     with pytest.raises(RuntimeError, match="zero points"):
-        check(product, integers(torch.uint8, 9, 64), *weight_of(48, 64), points + 3)
+        check(with_points, integers(torch.uint8, 9, 64), *weight_of(48, 64), points + 3)
 
 
 def test_nothing_to_multiply() -> None:

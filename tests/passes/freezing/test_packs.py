@@ -15,7 +15,7 @@ import stator
 from stator.ops.libraries import mkl_linear, onednn_linear
 from stator.passes.freezing.pack_convolution import pack_convolution
 from stator.passes.freezing.pack_linear import pack_linear
-from tests.passes.freezing.accuracy import folded
+from tests.passes.freezing.accuracy import folded, is_as_exact
 from tests.passes.freezing.graphs import rewritten, run_with_constants
 from tests.passes.freezing.ways import expected_ways
 
@@ -54,6 +54,9 @@ def test_products_read_packed_weights(fn: object, way: str, frozen: bool, rows: 
 
     assert any("linear_weight" in recipe.text for recipe in constants.recipes)
     torch.testing.assert_close(found[0], fn(x, w, b), rtol=1e-5, atol=1e-4)
+    # Of one row alone torch multiplies by another function, which makes smaller errors.
+    of_several = fn(x.repeat(7, 1), w, b)[:rows]
+    assert is_as_exact(found[0], of_several, fn(x.double(), w.double(), b.double()))
 
 
 @pytest.mark.parametrize(
@@ -73,6 +76,26 @@ def test_what_is_not_packed_says_why(
         module, ctx = rewritten(linear, (x, w, b), weights, pack_linear)
     assert reason in ctx.record.notes[0]
     assert not any("_linear" in name for name in called(module))
+
+
+@pytest.mark.parametrize(
+    ("fn", "reason"),
+    [
+        (lambda x, w: torch.bmm(x, w), "no batches of matrices"),
+        (lambda x, w: torch.baddbmm(w[:, :1], x, w), "no batches of matrices"),
+        (lambda x, w: torch.addmm(w[0, 0], x[0], w[1], beta=2), "its parts are scaled"),
+        (lambda x, w: torch.addmm(x[0], x[1], w[0]), "what it adds is no row"),
+    ],
+)
+def test_other_products_with_weights_say_why_they_are_not_packed(
+    fn: Callable[..., Tensor], reason: str
+) -> None:
+    given = torch.randn(4, 8, 256), torch.randn(4, 256, 256)
+    _, ctx = rewritten(fn, given, (1,), pack_linear)
+
+    assert len(ctx.record.notes) == 1
+    assert reason in ctx.record.notes[0]
+    assert not rewritten(fn, given, (), pack_linear)[1].record.notes, "it reads no weight"
 
 
 def test_a_matrix_that_is_no_weight_is_left_alone() -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from stator.ops.libraries import onednn_convolution
+from tests.passes.freezing.accuracy import is_as_exact
 from tests.passes.freezing.ways import expected_ways
 
 pytestmark = pytest.mark.skipif(onednn_convolution() is None, reason="torch has no oneDNN here")
@@ -130,6 +131,16 @@ def test_they_add_where_nobody_else_reads(
     (plan,) = tmp_path.rglob("forward_plan.txt")
     if executor == "native":  # the other one packs nothing
         assert plan.read_text().count("_convolution_pointwise_.binary") == onto
+
+
+@pytest.mark.parametrize("join", [residual, two_in_a_row, two_convolutions])
+def test_sums_inside_are_as_exact_as_those_of_kernels(join: Program) -> None:
+    torch.manual_seed(0)
+    block, x = Block(join).eval(), torch.randn(2, 8, 10, 10)
+    compiled = torch.compile(block, backend="stator", options={"freezing": True})
+    with torch.no_grad(), expected_ways():
+        found, plain = compiled(x), block(x)
+        assert is_as_exact(found, plain, block.double()(x.double()))
 
 
 def test_kernels_are_verified_around_them() -> None:

@@ -16,6 +16,7 @@ from stator.graph.run import Ctx
 from stator.graph.verify import verify
 from stator.ops.libraries import onednn_convolution
 from stator.passes.post_grad.fuse_conv_activation import fuse_conv_activation
+from tests.passes.freezing.accuracy import is_as_exact
 from tests.rules.tracing import targets, traced
 
 pytestmark = pytest.mark.skipif(onednn_convolution() is None, reason="torch has no oneDNN here")
@@ -67,6 +68,16 @@ def test_both_are_one_call_and_the_result_is_eager_s(
     found, expected = module(*inputs), program(*inputs)
     torch.testing.assert_close(found, expected, equal_nan=True)
     assert found.stride() == expected.stride()
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_both_in_one_are_as_exact_as_one_after_the_other(name: str) -> None:
+    def program(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
+        return ACTIVATIONS[name](F.conv2d(x, w, bias, padding=1))
+
+    inputs = operands()
+    found = passed(program, *inputs)[0](*inputs)
+    assert is_as_exact(found, program(*inputs), program(*(one.double() for one in inputs)))
 
 
 def test_compiled_it_is_eager_s() -> None:
@@ -124,14 +135,23 @@ def test_what_others_read_of_the_convolution_stays() -> None:
         y = F.conv2d(x, w, bias, padding=1)
         return y, F.silu(y)
 
-    assert FUSED not in targets(passed(program, *operands())[0])
+    module, ctx = passed(program, *operands())
+    assert FUSED not in targets(module)
+    assert ctx.record.notes == ["silu is not inside of convolution: others read convolution, too"]
 
 
-def test_relu_stays_since_onednn_makes_0_of_nan() -> None:
+@pytest.mark.parametrize("activation", [F.relu, F.relu6, F.gelu, F.hardswish])
+def test_what_onednn_computes_otherwise_stays_and_says_so(
+    activation: Callable[[Tensor], Tensor],
+) -> None:
     def program(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
-        return torch.relu(F.conv2d(x, w, bias, padding=1))
+        return activation(F.conv2d(x, w, bias, padding=1))
 
-    assert FUSED not in targets(passed(program, *operands())[0])
+    module, ctx = passed(program, *operands())
+    assert FUSED not in targets(module)
+    assert len(ctx.record.notes) == 1
+    assert "is not inside of convolution: oneDNN's makes" in ctx.record.notes[0]
+    assert passed(program, *operands(side=16))[1].record.notes == [], "small, it would gain nothing"
 
 
 def test_without_fuel_nothing_changes() -> None:

@@ -32,6 +32,7 @@ VIEWS: Final = (
     aten.squeeze.dim,
 )
 TURNS: Final = (aten.t.default, aten.permute.default, aten.transpose.int)
+HALF_RANGE: Final = 16.0  # a factor that leaves weights of float16 where it has all its digits
 LARGE: Final = 1 << 18  # elements of a weight that is not held twice for the sake of a fold
 
 Affine = Callable[..., tuple[Any, Any]]  # factor and summand of constants; None changes nothing
@@ -120,6 +121,31 @@ class Product:
         if shared and shared[0].meta["val"].numel() > LARGE:
             return f"others read {shared[0].name}, which is large, too"
         return None
+
+    def why_not_in_range(self, factor: float | None) -> str | None:
+        """None if its weight, times a factor, has all its digits; otherwise the reason.
+
+        None stands for factors that are tensors: new weights come without a new compilation, so
+        that nobody looks at values here.
+        """
+        if self.weight.meta["val"].dtype is not torch.float16:
+            return None  # the others have the range of float32 at least
+        if factor is None:
+            return "weights multiplied by a tensor may leave the range of float16"
+        total = abs(factor) * _factor_of(self.weight)
+        if not 1 / HALF_RANGE <= total <= HALF_RANGE:
+            return f"weights multiplied by {total:g} would lose digits in float16"
+        return None
+
+
+def _factor_of(weight: fx.Node) -> float:
+    """What folds have multiplied a weight by."""
+    total, node = 1.0, weight
+    while node.op == "call_function" and len(node.all_input_nodes) == 1:
+        if node.target is aten.mul.Tensor:
+            total *= math.prod(abs(one) for one in node.args if not isinstance(one, fx.Node))
+        (node,) = node.all_input_nodes
+    return total
 
 
 def fold(

@@ -56,6 +56,8 @@ def _fold(node: fx.Node, settled: dict[fx.Node, None], ctx: Ctx) -> str | None:
         return reason
     if not product.has_channels(1):
         return f"its channels are not those of {product.node.name}"
+    if reason := product.why_not_in_range(None):
+        return reason
     (result,) = node.users
     return fold(product, result, _normalized(node.args[-1]), node.args[1:5], settled, ctx)
 

@@ -23,7 +23,6 @@ MUL: Final = (aten.mul.Tensor, aten.mul.Scalar)
 DIV: Final = (aten.div.Tensor, aten.div.Scalar)
 REVERSED: Final = (aten.rsub.Tensor, aten.rsub.Scalar)
 ARITHMETIC: Final = frozenset({*ADD, *SUB, *MUL, *DIV})
-HALF_RANGE: Final = 16.0  # a factor that leaves weights of float16 where it has all its digits
 
 
 def fold_binary(graph: fx.Graph, ctx: Ctx) -> int:
@@ -53,7 +52,7 @@ def _sweep(graph: fx.Graph, ctx: Ctx) -> int:
         if operands is None:
             continue
         product, constant = operands
-        reason = _fold(node, product, constant, settled, ctx)
+        reason = _why_not_behind(node, product) or _fold(node, product, constant, settled, ctx)
         said = "is folded" if reason is None else f"not folded: {reason}"
         if (text := f"{node.name} {said}") not in ctx.record.notes:
             ctx.record.notes.append(text)
@@ -66,11 +65,19 @@ def _sweep(graph: fx.Graph, ctx: Ctx) -> int:
 def _operands(node: fx.Node, settled: Collection[fx.Node]) -> tuple[Product, Any] | None:
     """A product and a constant, if the node computes with such."""
     for this, other in (node.args[:2], node.args[1::-1]):
-        product = Product.behind(this)
+        is_cast = isinstance(this, fx.Node) and this.target is aten._to_copy.default
+        product = Product.behind(this.args[0] if is_cast else this)
         is_constant = isinstance(other, int | float) or other in settled
         if product is not None and product.node not in settled and is_constant:
             return product, other
     return None
+
+
+def _why_not_behind(node: fx.Node, product: Product) -> str | None:
+    """None if arithmetic follows a product at once; otherwise the reason."""
+    between = [one for one in node.all_input_nodes if one.target is aten._to_copy.default]
+    casts = [one for one in between if one.args[0] is product.read]
+    return f"{casts[0].name} stands between" if casts else None
 
 
 def _fold(
@@ -80,12 +87,13 @@ def _fold(
     is_left = node.args[0] is product.read
     if (node.target in (*SUB, *DIV) and not is_left) or node.target in REVERSED:
         return f"{product.node.name} is on the right of it"
-    scales = node.target in (*MUL, *DIV) or not is_left
-    reason = product.why_not(settled) or (product.why_not_scaled() if scales else None)
-    reason = reason or _why_not(node, product, constant)
+    alpha = node.kwargs.get("alpha", 1)
+    reason = product.why_not(settled) or _why_not(node, product, constant)
+    if reason is None and (node.target in (*MUL, *DIV) or not is_left):
+        factor = alpha if node.target in ADD else _factor(node.target, constant)
+        reason = product.why_not_scaled() or product.why_not_in_range(factor)
     if reason is not None:
         return reason
-    alpha = node.kwargs.get("alpha", 1)
     return fold(product, node, _affine(node.target, alpha, is_left), [constant], settled, ctx)
 
 
@@ -106,13 +114,16 @@ def _why_not_number(node: fx.Node, number: float) -> str | None:
         if number == 0:
             return "it divides by zero"
         number = 1 / number
-    dtype = node.meta["val"].dtype
-    if not math.isfinite(number) or abs(number) > torch.finfo(dtype).max:
+    if not math.isfinite(number) or abs(number) > torch.finfo(node.meta["val"].dtype).max:
         return f"{number} is too large"
-    factor = abs(number) if node.target in (*MUL, *DIV) else 1
-    if dtype == torch.float16 and not 1 / HALF_RANGE <= factor <= HALF_RANGE:
-        return f"weights multiplied by {number} would lose digits in float16"
     return None
+
+
+def _factor(target: Any, constant: Any) -> float | None:
+    """What a product is multiplied by; None if it is a tensor."""
+    if isinstance(constant, fx.Node):
+        return None
+    return 1 / constant if target in DIV else float(constant)
 
 
 def _affine(target: Any, alpha: Any, is_left: bool) -> Affine:

@@ -159,10 +159,7 @@ def _is_product(found: Convolution, tail: Tail) -> bool:
     _, _, _, stride, padding, dilation, _, _, groups = found.node.args
     numbers = (*stride, *padding, *dilation, groups, *found.weight.node.meta["val"].size()[2:])
     return (
-        tail.plus is not None
-        and tail.activation.name in ("none", "relu")
-        and not found.image.moves
-        and numbers == (1, 1, 0, 0, 1, 1, 1, 1, 1)
+        tail.plus is not None and not found.image.moves and numbers == (1, 1, 0, 0, 1, 1, 1, 1, 1)
     )
 
 

@@ -78,11 +78,8 @@ def pack_convolution(graph: fx.Graph, ctx: Ctx) -> int:
         if found is None or node.args[1] not in settled:
             continue
         reason = _why_not(found, measures=ctx.has_python)
-        if reason is None and not ctx.fuel.spend(f"pack_convolution: {node.name}"):
-            continue
-        said = "reads its weight packed by oneDNN" if reason is None else f"not packed: {reason}"
-        ctx.record.notes.append(f"{node.name} {said}")
-        if reason is None:
+        words = ("reads its weight packed by oneDNN", "not packed")
+        if ctx.may("pack_convolution", node, reason, words):
             _rewrite(found)
             packed += 1
     return packed

@@ -6,7 +6,7 @@ Packing is what a product begins with; done once, the rest runs at 295 to 326 GF
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -25,6 +25,7 @@ from stator.torch_api import is_view_op, size_hint
 aten = torch.ops.aten
 
 FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16)
+OTHERS: Final = (aten.addmm.default, aten.bmm.default, aten.baddbmm.default)
 LEAST: Final = 1 << 16  # elements of the weight: a smaller one is packed in no time
 # Of a larger product a part of that size is measured: it takes seconds, and has the same verdict.
 MOST_ROWS: Final = 1024
@@ -84,14 +85,13 @@ def pack_linear(graph: fx.Graph, ctx: Ctx) -> int:
     packed = 0
     for node in list(graph.nodes):
         linear = _linear(node)
+        if linear is None and (reason := _why_no_linear(node, settled)) is not None:
+            ctx.record.notes.append(f"{node.name} not packed: {reason}")
         if linear is None or linear.turned not in settled:
             continue
         way, reason = _way(linear, discards=ctx.options.discard_parameters)
-        if reason is None and not ctx.fuel.spend(f"pack_linear: {linear.node.name}"):
-            continue
-        said = f"reads its weight packed by {way}" if reason is None else f"not packed: {reason}"
-        ctx.record.notes.append(f"{linear.node.name} {said}")
-        if reason is None:
+        words = (f"reads its weight packed by {way}", "not packed")
+        if ctx.may("pack_linear", node, reason, words):
             _rewrite(linear, way)
             packed += 1
     return packed
@@ -106,6 +106,15 @@ def _linear(node: fx.Node) -> Linear | None:
     if node.target is aten.addmm.default and node.args[0].meta["val"].dim() == 1:
         return Linear(node, node.args[1], node.args[2], node.args[0])
     return None
+
+
+def _why_no_linear(node: fx.Node, settled: Collection[fx.Node]) -> str | None:
+    """Why another product with a weight cannot be packed; None if the node is no such."""
+    if node.target not in OTHERS or node.args[-1] not in settled:
+        return None
+    if node.target is not aten.addmm.default:
+        return "libraries pack no batches of matrices"
+    return "its parts are scaled" if node.kwargs else "what it adds is no row"
 
 
 def _way(linear: Linear, *, discards: bool) -> tuple[str, str | None]:

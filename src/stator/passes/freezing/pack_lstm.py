@@ -41,12 +41,8 @@ def pack_lstm(graph: fx.Graph, ctx: Ctx) -> int:
     for node in layers:
         if any(weight not in settled for weight in node.args[1:3]):
             continue
-        reason = _why_not(node)
-        if reason is None and not ctx.fuel.spend(f"pack_lstm: {node.name}"):
-            continue
-        said = "reads its weights packed by oneDNN" if reason is None else f"not packed: {reason}"
-        ctx.record.notes.append(f"{node.name} {said}")
-        if reason is None:
+        words = ("reads its weights packed by oneDNN", "not packed")
+        if ctx.may("pack_lstm", node, _why_not(node), words):
             _rewrite(node)
             packed += 1
     return packed

@@ -15,8 +15,10 @@ import torch
 from torch import fx
 
 from stator.graph.build import Builder
+from stator.graph.edit import VALUE
 from stator.ops.packs import centres, channel_scales, same_scale
 from stator.ops.quantize import quantized
+from stator.torch_api import FakeTensor, unset_fake_temporarily
 
 aten = torch.ops.aten
 
@@ -133,6 +135,8 @@ def _integer_weight(node: fx.Node) -> IntegerWeight | str:
     source, scale, zero_point, *rest = node.args
     if source.meta["val"].dtype is not torch.int8:
         return "its weight is not of int8"
+    if isinstance(zero_point, fx.Node) and _is_known_not_to_be_0(zero_point):
+        return "its weight has zero points other than 0"
     if node.target is DEQUANTIZE_CHANNELS:
         if rest[0] != 0:
             return "the channels of its weight are not its rows"
@@ -140,6 +144,14 @@ def _integer_weight(node: fx.Node) -> IntegerWeight | str:
     if isinstance(scale, fx.Node):
         return IntegerWeight(source, scale, zero_point)
     return IntegerWeight(source, scale, None) if zero_point == 0 else "its weight has a zero point"
+
+
+def _is_known_not_to_be_0(weight: fx.Node) -> bool:
+    """Whether the tensor that a weight is has been seen to hold anything but zeros."""
+    held = weight.meta.get(VALUE)
+    value = None if held is None else held()
+    with unset_fake_temporarily():
+        return value is not None and not isinstance(value, FakeTensor) and bool(value.any())
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +176,7 @@ class Activation:
         return None if name is None else Activation(name)
 
 
+BEHIND_SUM: Final = frozenset({"none", "relu"})  # oneDNN has no other behind a sum of integers
 # Those with numbers, which reach oneDNN's operators on integers from Python alone.
 BOUNDED: Final = frozenset({"hardtanh"})
 ACTIVATIONS: Final[Mapping[Any, str]] = {
@@ -223,8 +236,10 @@ class Tail:
                 break
             nodes.append(user)
             kept = kept if _only_moves(user) else len(nodes)
-        if plus is not None and (quantize is None or quantize.args[5] is not plus.dtype):
-            return Tail.of(product, names)  # the library adds integers to their like alone
+        # The library adds integers to their like alone.
+        alike = plus is not None and quantize is not None and quantize.args[5] is plus.dtype
+        if plus is not None and not (alike and activation.name in BEHIND_SUM):
+            return Tail.of(product, names)
         inside = tuple(nodes[:kept])
         moves = tuple(node for node in inside if node.target in MOVES)
         return Tail(inside, moves, plus, activation, quantize, ends)

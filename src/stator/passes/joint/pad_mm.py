@@ -64,13 +64,8 @@ def pad_mm(graph: fx.Graph, ctx: Ctx) -> int:
             if product is None or product.wide == product.columns:
                 continue
             reason = why_not_padded(product) or why_not_read(node)
-            if reason is None and not ctx.fuel.spend(f"pad_mm: {node.name}"):
-                continue
-            said = (
-                f"padded to {product.wide} columns" if reason is None else f"not padded: {reason}"
-            )
-            ctx.record.notes.append(f"{node.name} is {said}")
-            if reason is None:
+            words = (f"is padded to {product.wide} columns", "is not padded")
+            if ctx.may("pad_mm", node, reason, words):
                 widen(node, product)
                 widened += 1
     return widened

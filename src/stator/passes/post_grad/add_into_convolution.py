@@ -33,12 +33,8 @@ def add_into_convolution(graph: fx.Graph, ctx: Ctx) -> int:
         reason = _why_not(node, other, (convolve, plus, aten.convolution.default))
         if convolution.args[0] is other:
             reason = f"{other.name} is its image"
-        if reason is None and not ctx.fuel.spend(f"add_into_convolution: {node.name}"):
-            continue
-        said = "is inside of" if reason is None else "is not inside of"
-        because = "" if reason is None else f": {reason}"
-        ctx.record.notes.append(f"{node.name} {said} {convolution.name}{because}")
-        if reason is None:
+        words = (f"is inside of {convolution.name}", f"is not inside of {convolution.name}")
+        if ctx.may("add_into_convolution", node, reason, words):
             _rewrite(node, convolution, other, plus)
             inside += 1
     return inside

@@ -23,6 +23,13 @@ ACTIVATIONS: Final[dict[Any, str]] = {  # and what oneDNN calls them
     aten.silu.default: "swish",
     aten.tanh.default: "tanh",
 }
+LEFT_OUT: Final[dict[Any, str]] = {  # those that it has, but other numbers for some
+    aten.relu.default: "oneDNN's makes 0 of NaN",
+    aten.hardtanh.default: "oneDNN's makes a bound of NaN",
+    aten.clamp.default: "oneDNN's makes a bound of NaN",
+    aten.gelu.default: "oneDNN's makes NaN of infinity",
+    aten.hardswish.default: "oneDNN's makes large numbers of infinities",
+}
 LEAST: Final = 1 << 18  # elements of the result: a smaller one stays in the cache
 LAYOUTS: Final = (torch.contiguous_format, torch.channels_last)
 DEEPEST: Final = 1152  # products for an element: beyond that, writing it is the smaller part
@@ -38,18 +45,18 @@ def fuse_conv_activation(graph: fx.Graph, ctx: Ctx) -> int:
     if convolve is None:
         return 0
     fused = 0
-    for target in ACTIVATIONS:
+    for target in (*ACTIVATIONS, *LEFT_OUT):
         for node in graph.find_nodes(op="call_function", target=target):
             source = node.args[0]
-            if source.target is not aten.convolution.default or list(source.users) != [node]:
+            if source.target is not aten.convolution.default:
                 continue
             reason = why_not_inside(source, node)
-            if reason is None and not ctx.fuel.spend(f"fuse_conv_activation: {node.name}"):
-                continue
-            said = "inside of" if reason is None else "not inside of"
-            because = "" if reason is None else f": {reason}"
-            ctx.record.notes.append(f"{node.name} is {said} {source.name}{because}")
-            if reason is None:
+            if target in LEFT_OUT:
+                if reason is not None:  # nobody would expect it inside
+                    continue
+                reason = LEFT_OUT[target]
+            words = (f"is inside of {source.name}", f"is not inside of {source.name}")
+            if ctx.may("fuse_conv_activation", node, reason, words):
                 fuse(source, node, convolve)
                 fused += 1
     return fused
@@ -57,6 +64,8 @@ def fuse_conv_activation(graph: fx.Graph, ctx: Ctx) -> int:
 
 def why_not_inside(convolution: fx.Node, activation: fx.Node) -> str | None:
     """None if the activation had better be the convolution's own; otherwise the reason."""
+    if list(convolution.users) != [activation]:
+        return f"others read {convolution.name}, too"
     x, weight, *_, transposed, _, groups = convolution.args
     image, kernel, result = (node.meta["val"] for node in (x, weight, activation))
     if any(v.dtype is not torch.float32 or v.device.type != "cpu" for v in (image, kernel)):
