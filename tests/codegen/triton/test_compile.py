@@ -60,3 +60,21 @@ def test_a_worker_that_cannot_compile_a_kernel_goes_on() -> None:
 
     assert workers().try_each([wrong, named("right")])[0] is None
     assert workers().try_each([named("right")])[0] is not None
+
+
+def test_a_worker_that_died_gets_a_successor(monkeypatch: pytest.MonkeyPatch) -> None:
+    from stator.codegen.triton import compile as module
+
+    own = module.Workers(1)
+    (first,) = own.processes
+    own.compile([named("before")])
+    first.kill()
+    first.wait()
+    monkeypatch.setattr(module, "translate", lambda request: translate(named("here")))
+
+    found = own.compile([named("lost"), named("next")])
+    (second,) = own.processes
+    own.close()
+
+    assert [cubin.name for cubin in found] == ["here", "next"]  # only what it died of is done here
+    assert second is not first
