@@ -49,6 +49,11 @@ class Call:
             results: Sequence[Any] = self.graph(arguments)
         return results
 
+    @property
+    def sizes(self) -> list[Any]:
+        """What is known of calls of each size."""
+        return [size for sizes in self.graph.sizes.values() for size in sizes.values()]
+
 
 HELD: Final[list[Tensor]] = []  # of one test: none of its tensors lies where another did by chance
 
@@ -94,7 +99,7 @@ def test_an_argument_that_stays_is_read_where_it_lies() -> None:
         x.add_(1)  # as an optimizer does
         assert torch.equal(call([x])[0], x * 2)
 
-    (size,) = call.graph.sizes.values()
+    (size,) = call.sizes
     assert size.recording.buffers == ()
 
 
@@ -116,7 +121,7 @@ def test_an_argument_that_moves_later_is_copied_from_then_on() -> None:
         assert torch.equal(call([x, weight])[0], x + weight)
 
     assert program.pool.recorded == 2
-    (size,) = call.graph.sizes.values()
+    (size,) = call.sizes
     assert size.recording.in_place == (1,)
 
 
@@ -493,8 +498,25 @@ def test_a_backward_is_recorded_again_with_its_forward() -> None:
         step.check(ones() * number, other)
 
     assert step.pool.recorded == 4
-    (size,) = step.backward.graph.sizes.values()
+    (size,) = step.backward.sizes
     assert {0, 1} <= {*size.recording.in_place}
+
+
+def test_a_backward_without_sizes_is_recorded_for_each_size_of_its_forward() -> None:
+    recorder = Again()
+    ahead = Program(lambda x: [x.sum(), x.sum(0) * 2], recorder)
+    back = Program(lambda kept, tangent: [kept * tangent], recorder)
+    forward = ahead.recorded(shaped=(0,), kept=(1,))
+    backward = back.recorded(ahead.pool, "backward", saved=(0,))
+    for number in range(4 * MOST_AGAIN):
+        x = ones((3, 5)[number % 2], 4)
+        _, kept = forward([x])
+        arguments = [kept, ones()]
+        del kept
+        assert torch.equal(backward(arguments)[0], x.sum(0) * 2)
+
+    assert ahead.pool.recorded == 4
+    assert ahead.pool.notes == []
 
 
 def test_other_graphs_of_the_pool_wait_for_the_backward() -> None:

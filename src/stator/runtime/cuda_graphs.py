@@ -12,6 +12,8 @@ forward kept, nothing but its backward is replayed: other calls run as usual.
     call 2             is recorded, and replayed
     further calls      are replayed; if an argument that stayed where it was lies elsewhere, another
                        recording is made, for which it is copied
+
+A backward has recordings of its own for each of its forward's: what it reads lies elsewhere there.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import compress
 from typing import Any, Final, Protocol, TypeAlias
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -446,7 +449,7 @@ class Replayed:
     facts: Recordable
     pool: Pool
     name: str
-    sizes: dict[Any, Size] = field(default_factory=dict)
+    sizes: WeakKeyDictionary[Any, dict[Any, Size]] = field(default_factory=WeakKeyDictionary)
     is_plain: bool = field(init=False)  # from now on, calls run as usual
 
     def __post_init__(self) -> None:
@@ -509,11 +512,13 @@ class Replayed:
 
     def _size_of(self, arguments: list[Any]) -> Size | None:
         key = tuple(_described(arguments[place]) for place in self.facts.shaped)
-        size = self.sizes.get(key)
-        if size is None and len(self.sizes) >= MOST_SIZES:
+        behind = self.pool.keeper if self.facts.saved else self  # the forward's recording
+        sizes = self.sizes.setdefault(behind, {})
+        size = sizes.get(key)
+        if size is None and len(sizes) >= MOST_SIZES:
             self.pool.note(f"{self.name}: only calls of the first {MOST_SIZES} sizes are recorded")
         elif size is None:
-            size = self.sizes[key] = Size([])
+            size = sizes[key] = Size([])
         return size
 
     def _record(self, size: Size, arguments: list[Any]) -> Recording | None:
