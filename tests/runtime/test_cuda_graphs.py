@@ -175,6 +175,24 @@ def test_a_number_of_another_kind_is_another_size() -> None:
         assert call([number, ones()])[1] is type(number)
 
 
+def test_what_is_not_recorded_is_said_once_in_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(cuda_graphs.log, "debug", lambda text, *given: said.append(text % given))
+    unsafe = Program(doubled).recorded(reason="it waits")
+    call = Program(lambda *given: [sum(given)]).recorded()
+    given = [ones() for _ in range(MOST_AGAIN)]
+    for place in range(-2, MOST_AGAIN):
+        unsafe([ones()])
+        given[place] = given[place] if place < 0 else ones() * 2
+        call(list(given))
+
+    assert said == [
+        "forward: calls are not recorded: it waits",
+        *(f"forward: arguments [{n}] lie elsewhere" for n in range(MOST_AGAIN)),
+        "forward: calls are not recorded any more: arguments lie elsewhere again and again",
+    ]
+
+
 def test_sizes_beyond_the_limit_run_as_usual() -> None:
     program = Program(doubled)
     call = program.recorded(shaped=(0,))

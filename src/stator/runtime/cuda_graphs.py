@@ -29,9 +29,12 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from stator.core.logs import logger
 from stator.core.torch_types import Boxed
 from stator.runtime.recordable import Recordable
 from stator.torch_api import copy_all, is_dense, is_sole, keeps_graph, storage_holders
+
+log: Final = logger("recordings")
 
 MOST_SIZES: Final = 8  # recordings of one graph; calls with further sizes run as usual
 MOST_AGAIN: Final = 4  # recordings of one size
@@ -104,9 +107,10 @@ class Pool:
         return self.keeper
 
     def note(self, text: str) -> None:
-        """Say something once."""
+        """Say something once, to the record and in the log."""
         if text not in self.notes:
             self.notes.append(text)
+            log.debug("%s", text)
 
 
 # --- results ---
@@ -494,6 +498,7 @@ class Replayed:
             return self._record(size, arguments)
         moved = size.recording.elsewhere(arguments)
         if moved:
+            log.debug("%s: arguments %s lie elsewhere", self.name, moved)
             size.moving |= {*moved} - {*self.facts.saved}
             return self._record(size, arguments)
         return size.recording if size.recording.takes(arguments) else None
