@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -11,48 +11,10 @@ import torch
 from torch import Tensor
 
 from stator.runtime import cuda_graphs
-from stator.runtime.cuda_graphs import MOST_AGAIN, MOST_SIZES, Pool, with_cuda_graphs
-from stator.runtime.recordable import Recordable
-from stator.torch_api import BELOW_AUTOGRAD, below_autograd
-from tests.runtime.recorder import Again
+from stator.runtime.cuda_graphs import MOST_AGAIN, MOST_SIZES, Pool
+from tests.runtime.recorder import Again, Program
 
 CPU: Final = torch.device("cpu")
-
-
-@dataclass
-class Program:
-    """A function as a compiled graph, which counts how often it ran."""
-
-    function: Callable[..., Sequence[Any]]
-    recorder: Again = field(default_factory=Again)
-    runs: int = 0
-
-    def run(self, arguments: list[Any]) -> Sequence[Any]:
-        given = list(arguments)
-        arguments.clear()
-        self.runs += 1
-        return tuple(self.function(*given))
-
-    def recorded(self, pool: Pool | None = None, name: str = "forward", **facts: Any) -> Call:
-        self.pool = pool or Pool(self.recorder)
-        return Call(with_cuda_graphs(self.run, Recordable(CPU, **facts), self.pool, name))
-
-
-@dataclass
-class Call:
-    """Calls a graph as wrappers do: autograd is above."""
-
-    graph: Any
-
-    def __call__(self, arguments: list[Any]) -> Sequence[Any]:
-        with below_autograd(BELOW_AUTOGRAD):
-            results: Sequence[Any] = self.graph(arguments)
-        return results
-
-    @property
-    def sizes(self) -> list[Any]:
-        """What is known of calls of each size."""
-        return [size for sizes in self.graph.sizes.values() for size in sizes.values()]
 
 
 HELD: Final[list[Tensor]] = []  # of one test: none of its tensors lies where another did by chance

@@ -31,7 +31,6 @@ from torch import Tensor
 
 from stator.core.logs import logger
 from stator.core.torch_types import Boxed
-from stator.runtime.recordable import Recordable
 from stator.torch_api import copy_all, is_dense, is_sole, keeps_graph, storage_holders
 
 log: Final = logger("recordings")
@@ -67,6 +66,19 @@ class Recorder(Protocol):
         Neither arguments nor results are held.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Recordable:
+    """A graph on a GPU as its calls see it: places are those of inputs and results."""
+
+    device: torch.device
+    reason: str | None = None  # why its calls cannot be recorded
+    shaped: tuple[int, ...] = ()  # inputs that are numbers, or whose sizes are symbols
+    saved: tuple[int, ...] = ()  # inputs that the forward returned for the backward alone
+    written: tuple[int, ...] = ()  # inputs of the caller's that it writes to
+    overwrites: tuple[int, ...] = ()  # saved inputs that it stores over
+    kept: tuple[int, ...] = ()  # results that are for the backward alone
 
 
 class NotRecorded(RuntimeError):  # noqa: N818  says what it is
