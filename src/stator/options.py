@@ -31,7 +31,10 @@ NUMERICS: Final = ("fast", "eager")  # whose bits kernels give
 COSTS: Final = ("flops", "profile")  # where costs of recomputing come from
 KNAPSACKS: Final = ("dp", "ilp", "greedy")  # what fills a memory budget
 # Subjects of the log, each with a logger of its own: stator.stages, …
-LOGS: Final = ("stages", "passes", "partition", "fusion", "calls", "kernels", "memory", "cache")
+LOGS: Final = (
+    *("stages", "passes", "partition", "fusion", "calls", "kernels", "memory", "cache"),
+    "recordings",
+)
 
 
 @dataclass(frozen=True, slots=True)

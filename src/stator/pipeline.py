@@ -16,7 +16,7 @@ import copy
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import torch
 from torch import fx
@@ -84,8 +84,7 @@ from stator.passes.pre_grad.spell_dropout import spell_dropout
 from stator.rules.algebra import ALGEBRA
 from stator.rules.views import VIEWS
 from stator.runtime.constants import Furnished, with_constants
-from stator.runtime.cuda_graphs import Pool, with_cuda_graphs
-from stator.runtime.cuda_recorder import recorder_of
+from stator.runtime.cuda_graphs import Recordable
 from stator.runtime.dump import program_text
 from stator.runtime.fused import begin_workers, plan_kernels
 from stator.runtime.loading import Loading
@@ -104,13 +103,12 @@ from stator.runtime.native.prelude import hold_no_spare
 from stator.runtime.plan import Plan, make_plan
 from stator.runtime.python import load_plan
 from stator.runtime.recordable import recordable
+from stator.runtime.recorded import Recorded, Recordings
 from stator.runtime.verified import Watch
 from stator.runtime.watching import note_plan, ranges_of, watch_of
 from stator.torch_api import LazyGraphModule
 
 log: Final = logger("memory")
-
-Pools: TypeAlias = dict[torch.device, Pool]  # memory that recordings of a compilation share
 
 PRE_GRAD: Final[tuple[GraphPass, ...]] = (
     normalize_keywords,  # first: the others ask for arguments by torch's names
@@ -198,11 +196,12 @@ def make_tools(
     record: Compilation,
     examples: Sequence[Any] = (),
     weights: Mapping[int, Any] | None = None,
+    recordings: Recordings | None = None,
 ) -> Tools:
     """The compiler, set up for one compilation.
 
     `examples` are inputs to check passes with; `weights` are those inputs that stay the same from
-    call to call, by position.
+    call to call, by position.  `recordings` are those of programs that this one belongs to.
     """
     if options.has_eager_bits:
         options = replace(options, skip=(*options.skip, *bits_changed_by()))
@@ -215,11 +214,11 @@ def make_tools(
     kernel_fuel = Fuel(options.kernel_fuel, log=log, label=f"{label}, operators")
     ctx = Ctx(options, fuel, record, kept, pass_fuel, kernel_fuel)
 
-    pools: Pools | None = {} if options.cuda_graphs else None
+    recordings = (recordings or Recordings(record.notes)) if options.cuda_graphs else None
 
     def compile_graph(module: fx.GraphModule, name: str) -> CompiledGraph:
         with progress_shown(record, len(POST_GRAD) + 2, wanted=options.progress):
-            return compile_half(module, name, ctx, pools)
+            return compile_half(module, name, ctx, recordings)
 
     def pick(joint: Joint, classes: Classes, build: Callable[[Cut], Split]) -> Cut:
         bounded = options.memory_limit is not None or options.memory_budget < 1
@@ -271,9 +270,9 @@ def foreseen_peak(halves: Split, ctx: Ctx) -> int:
 
 @collector_off()
 def compile_half(
-    module: fx.GraphModule, name: str, ctx: Ctx, pools: Pools | None = None
+    module: fx.GraphModule, name: str, ctx: Ctx, recordings: Recordings | None = None
 ) -> CompiledGraph:
-    """From a forward or backward graph to a function that runs it; by recordings, if in `pools`."""
+    """From a forward or backward graph to a function that runs it; by `recordings`, if any."""
     if ctx.options.freezing:
         run_passes(FREEZING, module.graph, ctx, name)
     run_passes(with_registered("post_grad", POST_GRAD), module.graph, ctx, name)
@@ -284,16 +283,23 @@ def compile_half(
     plan, memory, label = _planned(module, name, ctx)
     with ctx.record.stage(f"{name}/executor", len(plan.steps)):
         compiled = _executor(module, plan, memory, (name, label), ctx)
-    over = tuple(place for place, given in enumerate(plan.inputs) if given in plan.donated)
-    if pools is not None and plan.on_gpu and ctx.options.verify != "kernels":
-        pool = pools.setdefault(plan.device, Pool(recorder_of(plan.device), ctx.record.notes))
-        facts = recordable(module.graph, plan)
-        compiled = replace(compiled, run=with_cuda_graphs(compiled.run, facts, pool, name))
-        over = ()  # recordings copy what a graph stores over
+    if recordings is not None and plan.on_gpu and ctx.options.verify != "kernels":
+        compiled = _recorded(compiled, recordable(module.graph, plan), recordings, name)
+    else:
+        over = tuple(place for place, given in enumerate(plan.inputs) if given in plan.donated)
+        compiled = replace(compiled, overwrites=over)
     if not constants.are_needed:
-        return replace(compiled, overwrites=over)
+        return compiled
     image = None if compiled.image is None else Furnished(compiled.image, constants)
-    return CompiledGraph(with_constants(compiled.run, constants), image, over)
+    return replace(compiled, run=with_constants(compiled.run, constants), image=image)
+
+
+def _recorded(
+    compiled: CompiledGraph, facts: Recordable, recordings: Recordings, name: str
+) -> CompiledGraph:
+    """The graph with its calls recorded; what it stores over, recordings copy."""
+    image = None if compiled.image is None else Recorded(compiled.image, facts)
+    return CompiledGraph(recordings.of(compiled.run, facts, name), image)
 
 
 def plan_library(module: fx.GraphModule, ctx: Ctx, name: str = "forward") -> Planned:

@@ -110,8 +110,6 @@ def why_not_cached(options: Options) -> str | None:
         return "Options.profile_ranges names lines of this program"
     if options.save_policy is not None:
         return "Options.save_policy is a function, which may answer otherwise next time"
-    if options.cuda_graphs:
-        return "Options.cuda_graphs: recordings are made anew"
     if options.executor != "native" or not options.kernels or options.codegen == "triton":
         return "only native programs are kept"
     return why_not_native()
@@ -158,7 +156,7 @@ class Captured:
         from stator.aot.graphs import FreshBackward, facts_of
         from stator.pipeline import make_tools
 
-        tools = make_tools(self.options, self.record)
+        tools = make_tools(self.options, self.record, recordings=programs.recordings)
         promises = guard_count(mode)
         with self._as_it_was():
             same_state = compile_state() == dict(programs.key.parts)["state"]

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -30,6 +31,7 @@ from stator.cache.programs import Programs
 from stator.cache.store import MAGIC
 from stator.core.events import Compilation, last_compilation
 from stator.errors import StatorWarning
+from stator.options import MODES
 from stator.runtime.native.image import Image
 from tests.style.tree import ROOT
 
@@ -106,6 +108,15 @@ def test_where_programs_are_not_kept_the_record_says_why(
 ) -> None:
     assert require_right(tmp_path / "cache", **changed) == f"off: {reason}"
     assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_programs_of_every_mode_are_kept(tmp_path: Path, mode: str) -> None:
+    by = partial(backend.compile_fx, mode=mode, options={"cache": True, "cache_dir": tmp_path})
+    for told in ("miss: the cache is empty", "hit"):
+        torch._dynamo.reset()
+        torch.compile(waves, backend=by)(torch.randn(7))
+        assert record().cache == told
 
 
 def test_dumps_are_written_whatever_is_in_the_folder(folder: Path, tmp_path: Path) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from stator.core.events import last_compilation
 from tests.gpu.on_device import DEVICE, compiled, needs_card, randn
 
 pytestmark = needs_card
@@ -49,6 +52,23 @@ def test_new_sizes_are_recorded() -> None:
     for rows in (4, 16, 4, 100, 16, 7, 4):
         x = randn(rows, 64)
         assert is_near(run(x, weight), formula(x, weight)), rows
+
+
+def test_programs_from_the_cache_are_recorded(tmp_path: Path) -> None:
+    weight = randn(64, 32, grad=True)
+
+    for told in ("miss: the cache is empty", "hit"):
+        torch._dynamo.reset()
+        run = compiled(formula, mode=MODE, cache=True, cache_dir=tmp_path)
+        for _ in range(6):
+            x = randn(16, 64)
+            found, wanted = run(x, weight), formula(x, weight)
+            assert is_near(found, wanted)
+            ours, eager = (torch.autograd.grad(y.sum(), weight)[0] for y in (found, wanted))
+            assert is_near(ours, eager)
+        record = last_compilation()
+        assert record is not None
+        assert record.cache == told
 
 
 def test_many_sizes_stay_right() -> None:

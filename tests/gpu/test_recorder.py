@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from stator.ops import draws
-from stator.runtime.cuda_graphs import Pool, with_cuda_graphs
+from stator.runtime.cuda_graphs import Pool, Recordable, with_cuda_graphs
 from stator.runtime.cuda_recorder import recorder_of
-from stator.runtime.recordable import Recordable
 from stator.torch_api import BELOW_AUTOGRAD, below_autograd
 from tests.gpu.on_device import needs_card, randn
 

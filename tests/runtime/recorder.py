@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from stator.core.torch_types import Boxed
-from stator.runtime.cuda_graphs import flat
+from stator.runtime.cuda_graphs import Pool, Recordable, flat, with_cuda_graphs
+from stator.torch_api import BELOW_AUTOGRAD, below_autograd
 
 
 @dataclass(frozen=True)
@@ -89,3 +90,41 @@ class Again:
                     ctypes.memmove(place.address, result.data_ptr(), place.bytes)
 
         return replay, results
+
+
+@dataclass
+class Program:
+    """A function as a compiled graph, which counts how often it ran."""
+
+    function: Callable[..., Sequence[Any]]
+    recorder: Again = field(default_factory=Again)
+    runs: int = 0
+
+    def run(self, arguments: list[Any]) -> Sequence[Any]:
+        given = list(arguments)
+        arguments.clear()
+        self.runs += 1
+        return tuple(self.function(*given))
+
+    def recorded(self, pool: Pool | None = None, name: str = "forward", **facts: Any) -> Call:
+        self.pool = pool or Pool(self.recorder)
+        return Call(
+            with_cuda_graphs(self.run, Recordable(torch.device("cpu"), **facts), self.pool, name)
+        )
+
+
+@dataclass
+class Call:
+    """Calls a graph as wrappers do: autograd is above."""
+
+    graph: Any
+
+    def __call__(self, arguments: list[Any]) -> Sequence[Any]:
+        with below_autograd(BELOW_AUTOGRAD):
+            results: Sequence[Any] = self.graph(arguments)
+        return results
+
+    @property
+    def sizes(self) -> list[Any]:
+        """What is known of calls of each size."""
+        return [size for sizes in self.graph.sizes.values() for size in sizes.values()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -11,43 +11,10 @@ import torch
 from torch import Tensor
 
 from stator.runtime import cuda_graphs
-from stator.runtime.cuda_graphs import MOST_AGAIN, MOST_SIZES, Pool, with_cuda_graphs
-from stator.runtime.recordable import Recordable
-from stator.torch_api import BELOW_AUTOGRAD, below_autograd
-from tests.runtime.recorder import Again
+from stator.runtime.cuda_graphs import MOST_AGAIN, MOST_SIZES, Pool
+from tests.runtime.recorder import Again, Program
 
 CPU: Final = torch.device("cpu")
-
-
-@dataclass
-class Program:
-    """A function as a compiled graph, which counts how often it ran."""
-
-    function: Callable[..., Sequence[Any]]
-    recorder: Again = field(default_factory=Again)
-    runs: int = 0
-
-    def run(self, arguments: list[Any]) -> Sequence[Any]:
-        given = list(arguments)
-        arguments.clear()
-        self.runs += 1
-        return tuple(self.function(*given))
-
-    def recorded(self, pool: Pool | None = None, name: str = "forward", **facts: Any) -> Call:
-        self.pool = pool or Pool(self.recorder)
-        return Call(with_cuda_graphs(self.run, Recordable(CPU, **facts), self.pool, name))
-
-
-@dataclass
-class Call:
-    """Calls a graph as wrappers do: autograd is above."""
-
-    graph: Any
-
-    def __call__(self, arguments: list[Any]) -> Sequence[Any]:
-        with below_autograd(BELOW_AUTOGRAD):
-            results: Sequence[Any] = self.graph(arguments)
-        return results
 
 
 HELD: Final[list[Tensor]] = []  # of one test: none of its tensors lies where another did by chance
@@ -94,7 +61,7 @@ def test_an_argument_that_stays_is_read_where_it_lies() -> None:
         x.add_(1)  # as an optimizer does
         assert torch.equal(call([x])[0], x * 2)
 
-    (size,) = call.graph.sizes.values()
+    (size,) = call.sizes
     assert size.recording.buffers == ()
 
 
@@ -116,7 +83,7 @@ def test_an_argument_that_moves_later_is_copied_from_then_on() -> None:
         assert torch.equal(call([x, weight])[0], x + weight)
 
     assert program.pool.recorded == 2
-    (size,) = call.graph.sizes.values()
+    (size,) = call.sizes
     assert size.recording.in_place == (1,)
 
 
@@ -168,6 +135,24 @@ def test_a_number_of_another_kind_is_another_size() -> None:
     call = program.recorded(shaped=(0,))
     for number in (1, 1, 1.0, 1.0, True):
         assert call([number, ones()])[1] is type(number)
+
+
+def test_what_is_not_recorded_is_said_once_in_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(cuda_graphs.log, "debug", lambda text, *given: said.append(text % given))
+    unsafe = Program(doubled).recorded(reason="it waits")
+    call = Program(lambda *given: [sum(given)]).recorded()
+    given = [ones() for _ in range(MOST_AGAIN)]
+    for place in range(-2, MOST_AGAIN):
+        unsafe([ones()])
+        given[place] = given[place] if place < 0 else ones() * 2
+        call(list(given))
+
+    assert said == [
+        "forward: calls are not recorded: it waits",
+        *(f"forward: arguments [{n}] lie elsewhere" for n in range(MOST_AGAIN)),
+        "forward: calls are not recorded any more: arguments lie elsewhere again and again",
+    ]
 
 
 def test_sizes_beyond_the_limit_run_as_usual() -> None:
@@ -493,8 +478,25 @@ def test_a_backward_is_recorded_again_with_its_forward() -> None:
         step.check(ones() * number, other)
 
     assert step.pool.recorded == 4
-    (size,) = step.backward.graph.sizes.values()
+    (size,) = step.backward.sizes
     assert {0, 1} <= {*size.recording.in_place}
+
+
+def test_a_backward_without_sizes_is_recorded_for_each_size_of_its_forward() -> None:
+    recorder = Again()
+    ahead = Program(lambda x: [x.sum(), x.sum(0) * 2], recorder)
+    back = Program(lambda kept, tangent: [kept * tangent], recorder)
+    forward = ahead.recorded(shaped=(0,), kept=(1,))
+    backward = back.recorded(ahead.pool, "backward", saved=(0,))
+    for number in range(4 * MOST_AGAIN):
+        x = ones((3, 5)[number % 2], 4)
+        _, kept = forward([x])
+        arguments = [kept, ones()]
+        del kept
+        assert torch.equal(backward(arguments)[0], x.sum(0) * 2)
+
+    assert ahead.pool.recorded == 4
+    assert ahead.pool.notes == []
 
 
 def test_other_graphs_of_the_pool_wait_for_the_backward() -> None:

@@ -12,8 +12,9 @@ from torch import Tensor, fx
 
 from stator.graph.edit import DONATED, EXTRAS
 from stator.ops import draws
+from stator.runtime.cuda_graphs import Recordable
 from stator.runtime.plan import Plan, Require, make_plan
-from stator.runtime.recordable import Recordable, recordable, why_not_recorded
+from stator.runtime.recordable import recordable, why_not_recorded
 from stator.torch_api import FakeTensorMode, ShapeEnv
 from tests.passes.on_cuda import CUDA, fakes, graph_of
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 import torch
@@ -13,37 +14,46 @@ from torch import Tensor, fx, nn
 
 from stator import pipeline
 from stator.aot.graphs import CompiledGraph
+from stator.core.events import last_compilation
 from stator.graph.run import Ctx
-from stator.runtime.cuda_graphs import Pool, with_cuda_graphs
+from stator.runtime import recorded
+from stator.runtime.cuda_graphs import Pool
 from stator.runtime.plan import Plan
 from stator.runtime.recordable import recordable
+from stator.runtime.recorded import Recordings
 from tests.runtime.recorder import Again
 
 
 @pytest.fixture
 def pools(monkeypatch: pytest.MonkeyPatch) -> list[Pool]:
     """Pools of the programs that are compiled, all of whose graphs are recorded."""
-    made: dict[int, Pool] = {}
+    found: list[Pool] = []
     plans: list[Plan] = []
     planned, half = pipeline._planned, pipeline.compile_half
 
     def plan(*args: Any, **options: Any) -> Any:
-        found = planned(*args, **options)
-        plans.append(found[0])
-        return found
+        made = planned(*args, **options)
+        plans.append(made[0])
+        return made
 
-    def recorded_half(module: fx.GraphModule, name: str, ctx: Ctx, _: Any) -> CompiledGraph:
+    def recorded_half(
+        module: fx.GraphModule, name: str, ctx: Ctx, recordings: Recordings
+    ) -> CompiledGraph:
         compiled = half(module, name, ctx)
         facts = replace(recordable(module.graph, plans[-1]), reason=None)
-        pool = made.setdefault(id(ctx.record), Pool(Again(), ctx.record.notes))
-        found.append(pool)
-        run = with_cuda_graphs(compiled.run, facts, pool, name)
-        return replace(compiled, run=run, overwrites=())
+        return pipeline._recorded(compiled, facts, recordings, name)
 
-    found: list[Pool] = []
+    def new_pool(_: Any, notes: list[str]) -> Pool:
+        found.append(Pool(Again(), notes))
+        return found[-1]
+
     monkeypatch.setattr(pipeline, "_planned", plan)
     monkeypatch.setattr(pipeline, "compile_half", recorded_half)
+    monkeypatch.setattr(recorded, "Pool", new_pool)
     return found
+
+
+OPTIONS: Final = {"strict": True, "cache": False, "cuda_graphs": True}
 
 
 class Net(nn.Module):
@@ -61,12 +71,12 @@ class Net(nn.Module):
         return y
 
 
-def pair() -> tuple[Net, Net, Callable[..., Tensor]]:
+def pair(**changed: Any) -> tuple[Net, Net, Callable[..., Tensor]]:
     """A model, its twin, and the twin compiled."""
     torch.manual_seed(0)
     model = Net()
     twin = copy.deepcopy(model)
-    options = {"strict": True, "cache": False}
+    options = {**OPTIONS, **changed}
     return model, twin, torch.compile(twin, backend="stator", options=options)
 
 
@@ -92,10 +102,29 @@ def test_steps_of_training(pools: list[Pool]) -> None:
         for ours, theirs in zip(twin.parameters(), model.parameters(), strict=True):
             close(ours, theirs)
 
-    forward, backward = pools
-    assert forward is backward
-    assert forward.recorded == 2
-    assert forward.replayed >= 8
+    (pool,) = pools  # of forward and backward
+    assert pool.recorded == 2
+    assert pool.replayed >= 8
+
+
+def test_a_program_from_the_cache_is_recorded_anew(pools: list[Pool], tmp_path: Path) -> None:
+    for told in ("miss: the cache is empty", "hit"):
+        torch._dynamo.reset()
+        model, twin, compiled = pair(cache=True, cache_dir=tmp_path)
+        for _ in range(5):
+            x = torch.randn(4, 16)
+            for one, call in ((model, model), (twin, compiled)):
+                one.zero_grad()
+                call(x).square().sum().backward()
+            for ours, theirs in zip(twin.parameters(), model.parameters(), strict=True):
+                close(ours.grad, theirs.grad)
+        found = last_compilation()
+        assert found is not None
+        assert found.cache == told
+
+    fresh, loaded = pools
+    assert min(fresh.recorded, loaded.recorded) >= 2
+    assert loaded.replayed >= 5
 
 
 def test_gradients_of_two_calls_at_once(pools: list[Pool]) -> None:
@@ -170,8 +199,7 @@ def test_second_derivatives(pools: list[Pool]) -> None:
 
 def test_inference_in_several_sizes(pools: list[Pool]) -> None:
     model, _, _ = pair()
-    options = {"strict": True, "cache": False}
-    compiled = torch.compile(model, backend="stator", dynamic=True, options=options)
+    compiled = torch.compile(model, backend="stator", dynamic=True, options=OPTIONS)
     inputs = [torch.randn(length, 16) for _ in range(4) for length in (3, 5, 7)]  # alive to the end
     with torch.no_grad():
         for x in inputs:

@@ -24,8 +24,10 @@ from stator.aot.function import StoredBackward
 from stator.core.events import Held
 from stator.graph import recipe
 from stator.runtime.constants import Furnished
+from stator.runtime.cuda_graphs import Recordable
 from stator.runtime.native.image import Image, Operator
 from stator.runtime.rare import Annotate, Note
+from stator.runtime.recorded import Recorded
 from stator.torch_api import OpOverload, operator_named
 
 _DATA: Final[Mapping[str, type]] = {
@@ -53,6 +55,8 @@ _DATA: Final[Mapping[str, type]] = {
         recipe.Recipe,
         recipe.Weight,
         Furnished,
+        Recordable,
+        Recorded,
     )
 }
 _ENUMS: Final[Mapping[str, type[Enum]]] = {

@@ -20,6 +20,7 @@ from stator.core.events import Compilation
 from stator.core.torch_types import Boxed
 from stator.runtime.constants import Furnished, load_program
 from stator.runtime.native.image import Image
+from stator.runtime.recorded import Recorded, Recordings
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +39,20 @@ class Programs:
     key: Key
     lines: Sequence[str]
     record: Compilation
+    recordings: Recordings = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.recordings = Recordings(self.record.notes)
 
     def find(self) -> StoredProgram | None:
         """The program, if it was kept."""
         match self._read(self.key):
-            case (Facts() as facts, (Image() | Furnished()) as image, int(inputs), int(outputs)):
+            case (
+                Facts() as facts,
+                (Image() | Recorded() | Furnished()) as image,
+                int(inputs),
+                int(outputs),
+            ):
                 run = self._loaded(image, "forward")
                 if run is not None:
                     self.record.cache = "hit"
@@ -91,10 +101,10 @@ class Programs:
             self.record.notes.append(f"cache: an entry cannot be read: {error!r}")
             return None
 
-    def _loaded(self, image: Image | Furnished, label: str) -> Boxed | None:
+    def _loaded(self, image: Image | Recorded | Furnished, label: str) -> Boxed | None:
         try:
             with self.record.stage("load"):
-                run = load_program(image, label)
+                run = load_program(image, label, self.recordings)
         except Exception as error:  # a library lacks a function, say: here it is compiled anew
             self.record.notes.append(f"cache: an entry cannot be loaded: {error!r}")
             return None

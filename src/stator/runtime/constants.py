@@ -29,6 +29,7 @@ from stator.graph.recipe import Constants, Recipe
 from stator.runtime.discarded import check_alive, discard, is_discarded
 from stator.runtime.native.image import Image, load_image
 from stator.runtime.native.prelude import sampler
+from stator.runtime.recorded import Recorded, Recordings
 
 WORD: Final = 8  # bytes
 PART: Final = 32  # as many weights are looked at together
@@ -41,7 +42,7 @@ _place: Final = methodcaller("data_ptr")
 class Furnished:
     """A compiled graph with its constants, as data."""
 
-    image: Image
+    image: Image | Recorded
     constants: Constants
 
     @property
@@ -50,11 +51,13 @@ class Furnished:
         return self.image.held
 
 
-def load_program(image: Image | Furnished, label: str) -> Boxed:
+def load_program(image: Image | Recorded | Furnished, label: str, recordings: Recordings) -> Boxed:
     """A compiled graph as a Python function."""
-    if isinstance(image, Image):
-        return load_image(image, label)
-    return with_constants(load_image(image.image, label), image.constants)
+    if isinstance(image, Furnished):
+        return with_constants(load_program(image.image, label, recordings), image.constants)
+    if isinstance(image, Recorded):
+        return recordings.of(load_image(image.image, label), image.facts, label)
+    return load_image(image, label)
 
 
 def with_constants(run: Boxed, constants: Constants) -> Boxed:

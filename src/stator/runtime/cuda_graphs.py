@@ -12,6 +12,8 @@ forward kept, nothing but its backward is replayed: other calls run as usual.
     call 2             is recorded, and replayed
     further calls      are replayed; if an argument that stayed where it was lies elsewhere, another
                        recording is made, for which it is copied
+
+A backward has recordings of its own for each of its forward's: what it reads lies elsewhere there.
 """
 
 from __future__ import annotations
@@ -22,13 +24,16 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import compress
 from typing import Any, Final, Protocol, TypeAlias
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
+from stator.core.logs import logger
 from stator.core.torch_types import Boxed
-from stator.runtime.recordable import Recordable
 from stator.torch_api import copy_all, is_dense, is_sole, keeps_graph, storage_holders
+
+log: Final = logger("recordings")
 
 MOST_SIZES: Final = 8  # recordings of one graph; calls with further sizes run as usual
 MOST_AGAIN: Final = 4  # recordings of one size
@@ -61,6 +66,19 @@ class Recorder(Protocol):
         Neither arguments nor results are held.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Recordable:
+    """A graph on a GPU as its calls see it: places are those of inputs and results."""
+
+    device: torch.device
+    reason: str | None = None  # why its calls cannot be recorded
+    shaped: tuple[int, ...] = ()  # inputs that are numbers, or whose sizes are symbols
+    saved: tuple[int, ...] = ()  # inputs that the forward returned for the backward alone
+    written: tuple[int, ...] = ()  # inputs of the caller's that it writes to
+    overwrites: tuple[int, ...] = ()  # saved inputs that it stores over
+    kept: tuple[int, ...] = ()  # results that are for the backward alone
 
 
 class NotRecorded(RuntimeError):  # noqa: N818  says what it is
@@ -101,9 +119,10 @@ class Pool:
         return self.keeper
 
     def note(self, text: str) -> None:
-        """Say something once."""
+        """Say something once, to the record and in the log."""
         if text not in self.notes:
             self.notes.append(text)
+            log.debug("%s", text)
 
 
 # --- results ---
@@ -446,7 +465,7 @@ class Replayed:
     facts: Recordable
     pool: Pool
     name: str
-    sizes: dict[Any, Size] = field(default_factory=dict)
+    sizes: WeakKeyDictionary[Any, dict[Any, Size]] = field(default_factory=WeakKeyDictionary)
     is_plain: bool = field(init=False)  # from now on, calls run as usual
 
     def __post_init__(self) -> None:
@@ -491,6 +510,7 @@ class Replayed:
             return self._record(size, arguments)
         moved = size.recording.elsewhere(arguments)
         if moved:
+            log.debug("%s: arguments %s lie elsewhere", self.name, moved)
             size.moving |= {*moved} - {*self.facts.saved}
             return self._record(size, arguments)
         return size.recording if size.recording.takes(arguments) else None
@@ -509,11 +529,13 @@ class Replayed:
 
     def _size_of(self, arguments: list[Any]) -> Size | None:
         key = tuple(_described(arguments[place]) for place in self.facts.shaped)
-        size = self.sizes.get(key)
-        if size is None and len(self.sizes) >= MOST_SIZES:
+        behind = self.pool.keeper if self.facts.saved else self  # the forward's recording
+        sizes = self.sizes.setdefault(behind, {})
+        size = sizes.get(key)
+        if size is None and len(sizes) >= MOST_SIZES:
             self.pool.note(f"{self.name}: only calls of the first {MOST_SIZES} sizes are recorded")
         elif size is None:
-            size = self.sizes[key] = Size([])
+            size = sizes[key] = Size([])
         return size
 
     def _record(self, size: Size, arguments: list[Any]) -> Recording | None:

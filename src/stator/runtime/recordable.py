@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -11,25 +10,13 @@ from torch import fx
 
 from stator.graph.edit import DONATED, EXTRAS
 from stator.ops import draws
+from stator.runtime.cuda_graphs import Recordable
 from stator.runtime.plan import Plan, Require, View
 from stator.torch_api import SYMBOLIC_TYPES, is_random_op, pytree, returns_of
 
 # Their results depend on values, which the CPU waits for.
 _WAITING: Final = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 _UNSAFE: Final = getattr(torch.Tag, "cudagraph_unsafe", None)  # what authors of operators say
-
-
-@dataclass(frozen=True, slots=True)
-class Recordable:
-    """A graph on a GPU as its calls see it: places are those of inputs and results."""
-
-    device: torch.device
-    reason: str | None = None  # why its calls cannot be recorded
-    shaped: tuple[int, ...] = ()  # inputs that are numbers, or whose sizes are symbols
-    saved: tuple[int, ...] = ()  # inputs that the forward returned for the backward alone
-    written: tuple[int, ...] = ()  # inputs of the caller's that it writes to
-    overwrites: tuple[int, ...] = ()  # saved inputs that it stores over
-    kept: tuple[int, ...] = ()  # results that are for the backward alone
 
 
 def recordable(graph: fx.Graph, plan: Plan) -> Recordable:

@@ -45,12 +45,18 @@ def test_nothing_is_left_in_tritons_cache(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert not any(tmp_path.iterdir())
 
 
-def test_workers_compile_what_this_process_would() -> None:
+def test_workers_compile_what_this_process_would_without_lines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from stator.codegen.triton.compile import workers
 
     requests = [named(f"kernel_{number}") for number in range(3)]
+    made = workers().compile(requests)
+    assert all(b".debug_line" in translate(request).code for request in requests)
+    monkeypatch.setenv("TRITON_DISABLE_LINE_INFO", "1")
 
-    assert workers().compile(requests) == [translate(request) for request in requests]
+    assert made == [translate(request) for request in requests]
+    assert not any(b".debug_line" in cubin.code for cubin in made)
 
 
 def test_a_worker_that_cannot_compile_a_kernel_goes_on() -> None:
@@ -60,3 +66,21 @@ def test_a_worker_that_cannot_compile_a_kernel_goes_on() -> None:
 
     assert workers().try_each([wrong, named("right")])[0] is None
     assert workers().try_each([named("right")])[0] is not None
+
+
+def test_a_worker_that_died_gets_a_successor(monkeypatch: pytest.MonkeyPatch) -> None:
+    from stator.codegen.triton import compile as module
+
+    own = module.Workers(1)
+    (first,) = own.processes
+    own.compile([named("before")])
+    first.kill()
+    first.wait()
+    monkeypatch.setattr(module, "translate", lambda request: translate(named("here")))
+
+    found = own.compile([named("lost"), named("next")])
+    (second,) = own.processes
+    own.close()
+
+    assert [cubin.name for cubin in found] == ["here", "next"]  # only what it died of is done here
+    assert second is not first

@@ -68,11 +68,10 @@ class Workers:
     """Processes that wait for kernels to compile."""
 
     def __init__(self, count: int) -> None:
-        script = str(Path(__file__).with_name("worker.py"))
         # The last that was busy is the first to be asked again: it has read and compiled most.
         self.idle: LifoQueue[Any] = LifoQueue()
         self.pool = ThreadPoolExecutor(count)
-        self.processes = [_started(script) for _ in range(count)]
+        self.processes = [_started() for _ in range(count)]
         for process in self.processes:
             self.idle.put(process)
         atexit.register(self.close)
@@ -97,9 +96,21 @@ class Workers:
             answer = pickle.load(process.stdout)
         except (OSError, EOFError, pickle.UnpicklingError):
             answer = None  # it died: of memory, perhaps
+            process = self._successor(process)
         finally:
             self.idle.put(process)
         return answer if isinstance(answer, Cubin) else None
+
+    def _successor(self, process: Any) -> Any:
+        """A new worker in place of one that died; the dead one, where none can be started."""
+        try:
+            fresh = _started()
+        except OSError:
+            return process
+        process.kill()
+        process.communicate()  # closes what it read and wrote
+        self.processes[self.processes.index(process)] = fresh
+        return fresh
 
     def close(self) -> None:
         """End them, and wait until they have."""
@@ -110,6 +121,6 @@ class Workers:
             process.communicate()
 
 
-def _started(script: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, script]
+def _started() -> subprocess.Popen[bytes]:
+    command = [sys.executable, str(Path(__file__).with_name("worker.py"))]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)

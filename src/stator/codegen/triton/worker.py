@@ -21,8 +21,12 @@ def main() -> None:
     for name in ("stator", "stator.codegen", "stator.codegen.triton"):
         module = sys.modules[name] = ModuleType(name)
         module.__path__ = [str(root.joinpath(*name.split(".")[1:]))]
+    from triton import knobs
+
     from stator.codegen.triton.translate import FIRST, translate
 
+    # Lines of a source that is no file are of use to nobody, and half of a kernel's bytes or more.
+    knobs.compilation.disable_line_info = True
     translate(FIRST)  # while nobody waits: what comes next is compiled in a third of the time
     while True:
         try:
