@@ -103,6 +103,30 @@ def test_a_sum_of_unknown_length_is_rounded_once(length: int) -> None:
     np.testing.assert_array_equal(arrays["out"], exact.astype(np.float32))
 
 
+@pytest.mark.parametrize("length", [20, 100, 700])
+def test_a_sum_of_unknown_length_is_rounded_once_beside_one_of_f64(length: int) -> None:
+    kernel = compiled("""
+kernel beside
+  buffer x: f32[s0*s1]
+  buffer out: f32[s0]
+  buffer wide: f64[s0]
+  outer i: s0
+  stage j: s1
+    a sum= x[i*s1 + j]
+    b sum= f64(x[i*s1 + j])
+  stage
+    out[i] = a
+    wide[i] = b
+""")
+    sizes = {"s0": 50, "s1": length}
+    arrays = kernel.arrays(sizes)
+    arrays["x"][:] = np.random.default_rng(length).standard_normal(50 * length)
+
+    kernel.run(arrays, sizes, 1)
+
+    np.testing.assert_array_equal(arrays["out"], arrays["wide"].astype(np.float32))
+
+
 def test_a_long_sum_of_f32_is_kept_in_f64() -> None:
     """Chunks of ones behind 2**24, which f32 alone would not add."""
     kernel = compiled(REDUCED.format(combine="sum", dtype="f32"))

@@ -22,16 +22,21 @@ def total_type(statement: Accumulate, stage: Stage) -> DType:
     return DType.F64 if widens and dtype is DType.F32 else dtype
 
 
-def term_type(statement: Accumulate, stage: Stage) -> DType:
-    """The type in which terms are added: the total's where it is for free."""
-    return total_type(statement, stage) if is_direct(stage) else statement.value.dtype
+def part_type(statement: Accumulate, stage: Stage) -> DType:
+    """The type in which terms are added: the total's, but for f32 where there are many.
+
+    Of an unknown number: such a sum may be short, and then parts of f32 would cost more digits
+    than eager loses.
+    """
+    are_many = count_of(stage.inner) is not None and not is_short(stage)
+    is_float = statement.value.dtype.is_float
+    return statement.value.dtype if are_many and is_float else total_type(statement, stage)
 
 
 def is_direct(stage: Stage) -> bool:
     """Whether terms of a row go right into the total, and not into parts of it first.
 
-    Of an unknown number: such a sum may be short, and then parts of f32 would cost more digits
-    than eager loses.
+    Of an unknown number, they do unless there are sums of f64, which nothing wider takes in.
     """
     if count_of(stage.inner) is not None:
         return is_short(stage)
