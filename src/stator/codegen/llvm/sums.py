@@ -5,16 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from stator.codegen.llvm.shape import widest
 from stator.core.dtypes import DType
 from stator.loops.index import Axis
 from stator.loops.ir import Accumulate, Combine, Stage
 
 SHORT: Final = 256  # terms of a sum that costs hardly more in f64
 
+# Whether any or all are true is kept in numbers as wide as the others of the loop: there are
+# registers for vectors of those on every processor, and for vectors of bits on few.
+_FLAGS: Final = {1: DType.U8, 2: DType.I16, 4: DType.I32, 8: DType.I64}
+
 
 def total_type(statement: Accumulate, stage: Stage) -> DType:
     """The type of a total: f64 for sums of f32, whose parts are added one by one."""
     dtype = statement.value.dtype
+    if statement.combine in (Combine.ANY, Combine.ALL):
+        return _FLAGS[widest(stage.body)]
     # Eager's running sums and products are of f64 as well.
     widens = statement.combine is Combine.SUM or (
         statement.combine is Combine.PROD and stage.in_order
