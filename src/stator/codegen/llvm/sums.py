@@ -35,7 +35,7 @@ def part_type(statement: Accumulate, stage: Stage) -> DType:
     Of an unknown number: such a sum may be short, and then parts of f32 would cost more digits
     than eager loses.
     """
-    are_many = count_of(stage.inner) is not None and not is_short(stage)
+    are_many = count_of(stage.inner) is not None and not has_few_terms(stage)
     is_float = statement.value.dtype.is_float
     return statement.value.dtype if are_many and is_float else total_type(statement, stage)
 
@@ -46,12 +46,12 @@ def is_direct(stage: Stage) -> bool:
     Of an unknown number, they do unless there are sums of f64, which nothing wider takes in.
     """
     if count_of(stage.inner) is not None:
-        return is_short(stage)
+        return has_few_terms(stage)
     sums = [s for s in stage.body if isinstance(s, Accumulate) and s.combine is Combine.SUM]
     return stage.in_order or all(s.value.dtype is not DType.F64 for s in sums)
 
 
-def is_short(stage: Stage) -> bool:
+def has_few_terms(stage: Stage) -> bool:
     """Whether there are few enough terms to be added one by one."""
     count = count_of(stage.inner)
     return stage.in_order or (count is not None and count <= SHORT)
