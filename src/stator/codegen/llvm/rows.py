@@ -132,7 +132,7 @@ class Rows(Emitter):
 
     def _fetch_ahead(self, stage: Stage, low: str) -> None:
         """Bring a chunk of the next row near while this one keeps the processor busy."""
-        first, w = self.kernel.stages[0], self.w
+        first, w = next(s for s in self.kernel.stages if s.inner), self.w
         if stage is first or len(first.inner) != 1 or cost_of(stage.body) < MATH_COST:
             return
         (axis,) = first.inner
