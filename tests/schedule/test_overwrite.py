@@ -50,6 +50,26 @@ def two_of_two(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return first + second, first - second
 
 
+def batch_norm_of_product(x: Tensor, y: Tensor) -> Tensor:
+    normed: Tensor = aten._native_batch_norm_legit.no_stats(x @ y, None, None, True, 0.1, 1e-5)[0]
+    return normed
+
+
+def less_the_first(x: Tensor, y: Tensor) -> Tensor:
+    made = x @ y
+    return (made - made[:, :1]) / made.sum(-1, keepdim=True).clamp(min=1)
+
+
+def less_the_second(x: Tensor, y: Tensor) -> Tensor:
+    made = x @ y
+    return (made - made[:, 1:2]) / made.sum(-1, keepdim=True).clamp(min=1)
+
+
+def less_the_first_of_the_first_row(x: Tensor, y: Tensor) -> Tensor:
+    made = x @ y
+    return (made - made[:1, :1]) / made.sum(-1, keepdim=True).clamp(min=1)
+
+
 def a_row_is_read_behind_another_result(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     made, logs = x @ y, x.log_softmax(-1)
     return logs, made - logs.exp() * made.sum(-1, keepdim=True)
@@ -131,12 +151,16 @@ OVER: Final[dict[Fn, int]] = {
     product_then_relu: 1,
     softmax_of_product: 1,
     layer_norm_of_product: 1,
+    batch_norm_of_product: 1,
+    less_the_first: 1,
     two_of_two: 2,
     a_row_is_read_behind_another_result: 1,
     chain: 3,
     part_of_several: 1,
 }
 NOT_OVER: Final[tuple[Fn, ...]] = (
+    less_the_second,
+    less_the_first_of_the_first_row,
     read_again,
     returned_too,
     a_view_is_returned,

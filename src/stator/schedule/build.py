@@ -29,6 +29,7 @@ from stator.schedule.coalesce import coalesce
 from stator.schedule.columns import LARGEST_SCRATCH as COLUMNS_SCRATCH
 from stator.schedule.columns import block_width, is_columnar
 from stator.schedule.fuse import Group
+from stator.schedule.read_ahead import read_ahead
 from stator.schedule.rewrite import rewritten, substitute
 from stator.schedule.rows import coordinates, position, row_number
 from stator.schedule.scatter import scatter_kernel
@@ -57,7 +58,8 @@ def build_kernel(name: str, group: Group, wanted: set[str], sizes: Sizes) -> Ker
     whole = Kernel(name, outer, tuple(stages))
     limit = COLUMNS_SCRATCH // block_width(whole) if is_columnar(whole) else LARGEST_SCRATCH
     kernel = Kernel(name, outer, tuple(_localize(stages, group, wanted, sizes, limit)))
-    return split_choices(coalesce(in_memory_order(split_axes(kernel), sizes)), sizes)
+    kernel = coalesce(in_memory_order(split_axes(kernel), sizes))
+    return read_ahead(split_choices(kernel, sizes))
 
 
 def in_memory_order(kernel: Kernel, sizes: Sizes) -> Kernel:

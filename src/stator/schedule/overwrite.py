@@ -25,6 +25,7 @@ from stator.lower.sizes import Sizes
 from stator.lower.tensors import extent, layout_of
 from stator.ops.writes import onto
 from stator.schedule.fuse import Group
+from stator.schedule.read_ahead import start_of_row
 from stator.torch_api import keeps_nothing
 
 
@@ -226,9 +227,14 @@ def _sharing(kernel: Kernel, result: Buffer, name: str) -> Kernel | None:
 
 
 def _same_place(stage: Stage, load: Load, home: Stage, store: Store) -> bool:
-    """Whether a point of a stage reads what the same point of the store's stage writes."""
+    """Whether a point of a stage reads what the same point of the store's stage writes.
+
+    What comes before that one may read the first element of the row as well.
+    """
     if stage is home:
         return load.index is store.index
+    if load.index is start_of_row(home, store):
+        return True
     return _place(stage, load.index) is _place(home, store.index)
 
 

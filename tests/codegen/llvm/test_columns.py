@@ -282,3 +282,20 @@ kernel chosen
   stage r: 10
     out[i + 16*r] = add(acc, within(i, 4, exp(w[i]), x[i + 16*r]))
 """).require()
+
+
+def test_two_columns_ask_for_no_vectors_and_llvm_has_nothing_to_remark(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    compiled("""
+kernel two
+  buffer x: f64[1536]
+  buffer out: f64[512]
+  outer i: 256, column: 2
+  stage r: 3
+    acc sum= x[6*i + 2*r + column]
+  stage
+    out[2*i + column] = acc
+""").require()
+
+    assert capfd.readouterr().err == ""

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
+import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
 from stator.codegen.llvm.entry import _shape_of, emit_kernel
-from stator.codegen.llvm.jit import module_text
+from stator.codegen.llvm.jit import assembly, module_text
 from stator.codegen.llvm.rows import CHUNK, STEP, Rows
 from stator.codegen.llvm.sums import SHORT
 from stator.loops.parse import parse
 from tests.codegen.llvm.execute import ODD, compiled
 
+HAS_VECTORS: Final = llvm.get_host_cpu_features().get("avx512f")
 REDUCED: Final = """
 kernel reduced
   buffer x: {dtype}[s0*s1]
@@ -103,6 +106,30 @@ def test_a_sum_of_unknown_length_is_rounded_once(length: int) -> None:
     np.testing.assert_array_equal(arrays["out"], exact.astype(np.float32))
 
 
+@pytest.mark.parametrize("length", [20, 100, 700])
+def test_a_sum_of_unknown_length_is_rounded_once_beside_one_of_f64(length: int) -> None:
+    kernel = compiled("""
+kernel beside
+  buffer x: f32[s0*s1]
+  buffer out: f32[s0]
+  buffer wide: f64[s0]
+  outer i: s0
+  stage j: s1
+    a sum= x[i*s1 + j]
+    b sum= f64(x[i*s1 + j])
+  stage
+    out[i] = a
+    wide[i] = b
+""")
+    sizes = {"s0": 50, "s1": length}
+    arrays = kernel.arrays(sizes)
+    arrays["x"][:] = np.random.default_rng(length).standard_normal(50 * length)
+
+    kernel.run(arrays, sizes, 1)
+
+    np.testing.assert_array_equal(arrays["out"], arrays["wide"].astype(np.float32))
+
+
 def test_a_long_sum_of_f32_is_kept_in_f64() -> None:
     """Chunks of ones behind 2**24, which f32 alone would not add."""
     kernel = compiled(REDUCED.format(combine="sum", dtype="f32"))
@@ -114,6 +141,79 @@ def test_a_long_sum_of_f32_is_kept_in_f64() -> None:
     kernel.run(arrays, sizes, 1)
 
     assert abs(float(arrays["out"][0]) - (2.0**24 + 4 * CHUNK - 1)) <= CHUNK
+
+
+WHETHER: Final = """
+kernel whether
+  buffer x: {dtype}[{rows}]
+  buffer some: bool[8]
+  buffer every: bool[8]
+  outer i: 8
+  stage j: {length}
+    a any= {value}
+    b all= {value}
+  stage
+    some[i] = a
+    every[i] = b
+"""
+TRUE_OF: Final = {
+    "f32": "gt({x}, 0.0:f32)",
+    "f64": "gt({x}, 0.0:f64)",
+    "bf16": "gt({x}, 0.0:f32)",
+    "i64": "ne({x}, 0:i64)",
+    "i16": "ne({x}, 0:i16)",
+    "u8": "ne({x}, 0:u8)",
+    "bool": "{x}",
+}
+
+
+def whether(length: int | str, dtype: str) -> str:
+    place = "i*s0 + j" if isinstance(length, str) else f"{length}*i + j"
+    rows = "8*s0" if isinstance(length, str) else 8 * length
+    value = TRUE_OF[dtype].format(x=f"x[{place}]")
+    return WHETHER.format(dtype=dtype, length=length, rows=rows, value=value)
+
+
+@pytest.mark.parametrize("length", [17, 300, 2100, "s0"])
+@pytest.mark.parametrize("dtype", TRUE_OF)
+def test_one_element_of_a_row_makes_any_true_or_all_false(dtype: str, length: int | str) -> None:
+    kernel = compiled(whether(length, dtype))
+    known = 333 if isinstance(length, str) else length
+    sizes = {"s0": known} if isinstance(length, str) else {}
+    for odd in (0, 1):
+        arrays = kernel.arrays(sizes)
+        rows = arrays["x"].reshape(8, known)
+        rows[:] = 1 - odd
+        for row in range(7):  # the last one is all of a kind
+            rows[row, row * (known - 1) // 6] = odd
+
+        kernel.require(sizes, threads=(1,), arrays=arrays)
+
+
+@pytest.mark.skipif(not HAS_VECTORS, reason="the processor has no vectors of 512 bits")
+@pytest.mark.parametrize("combine", ["any", "all"])
+def test_a_sum_keeps_its_vectors_beside_any_and_all(combine: str) -> None:
+    code = assembly(
+        [
+            parse(f"""
+kernel beside
+  buffer x: f32[32768]
+  buffer total: f64[8]
+  buffer found: bool[8]
+  outer i: 8
+  stage j: 4096
+    a sum= f64(x[4096*i + j])
+    b {combine}= is_nan(x[4096*i + j])
+  stage
+    total[i] = a
+    found[i] = b
+""")
+        ]
+    )
+
+    assert "zmm" in code
+    # The last steps of adding the lanes up, in two copies of the loops.
+    assert len(re.findall(r"\bv?addsd\b", code)) <= 8
 
 
 SOFTMAX: Final = """

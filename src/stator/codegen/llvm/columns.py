@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from stator.codegen.llvm.emitter import PRIM_OF, VECTOR_BYTES, Emitter, neutral
+from stator.codegen.llvm.emitter import PRIM_OF, VECTOR_BYTES, Emitter, is_short, neutral
 from stator.codegen.llvm.prims import emit_prim
-from stator.codegen.llvm.sums import count_of, is_short, total_type
+from stator.codegen.llvm.sums import count_of, has_few_terms, total_type
 from stator.codegen.llvm.types import MEMORY, convert, to_memory
-from stator.codegen.llvm.writer import Vectors
+from stator.codegen.llvm.writer import SCALAR, Vectors
 from stator.core.dtypes import DType
 from stator.loops.access import children
 from stator.loops.index import (
@@ -71,10 +71,6 @@ def _changes(expr: Expr, stage: Stage) -> bool:
         or isinstance(node, Within)
         for node in walk(expr)
     )
-
-
-def _line(row: Row) -> Vectors:
-    return Vectors(VECTOR_BYTES // row.dtype.bytes, 2)
 
 
 @dataclass(slots=True)
@@ -144,8 +140,14 @@ class Columns(Emitter):
 
     def _open_rows(self, stage: Stage, statement: Accumulate) -> None:
         self.totals[statement.name] = self._row(total_type(statement, stage))
-        if not is_short(stage):
+        if not has_few_terms(stage):
             self.parts[statement.name] = self._row(statement.value.dtype)
+
+    def _line(self, row: Row) -> Vectors:
+        """Those of a loop over accumulators alone: none where a block never fills one."""
+        if is_short(self.kernel.outer[-1]):
+            return SCALAR
+        return Vectors(VECTOR_BYTES // row.dtype.bytes, 2)
 
     def _row(self, dtype: DType) -> Row:
         return Row(self.w.let(f"alloca [{self.width} x {MEMORY[dtype]}], align 64"), dtype)
@@ -189,7 +191,7 @@ class Columns(Emitter):
                         self._into(row, statement, self.value(statement.value))
                 self.lane = None
 
-        if accumulations and not is_short(stage):
+        if accumulations and not has_few_terms(stage):
             self._stretches(stage.inner, accumulations, width, innermost)
         else:
             self._nest(stage.inner, innermost)
@@ -228,14 +230,14 @@ class Columns(Emitter):
     def _put_away(self, statement: Accumulate, width: str) -> None:
         """Add the parts of one stretch to the totals."""
         parts, totals = self.parts[statement.name], self.totals[statement.name]
-        with self.w.loop("0", width, [], "column", _line(totals)) as column:
+        with self.w.loop("0", width, [], "column", self._line(totals)) as column:
             self.lane = column.counter
             self._into(totals, statement, self._lane_of(parts.place, parts.dtype))
             self.lane = None
 
     def _clear(self, row: Row, combine: Combine, width: str) -> None:
         kind = MEMORY[row.dtype]
-        with self.w.loop("0", width, [], "clear", _line(row)) as loop:
+        with self.w.loop("0", width, [], "clear", self._line(row)) as loop:
             place = self.w.let(f"getelementptr {kind}, ptr {row.place}, i64 {loop.counter}")
             value = to_memory(self.w, neutral(combine, row.dtype), row.dtype)
             self.w.line(f"store {kind} {value}, ptr {place}")

@@ -11,11 +11,11 @@ from typing import Final, TypeAlias
 
 from stator.codegen.llvm.indices import Indices
 from stator.codegen.llvm.prims import emit_prim
-from stator.codegen.llvm.shape import cost_of, has_vectors
+from stator.codegen.llvm.shape import cost_of, has_vectors, widest
 from stator.codegen.llvm.types import MEMORY, convert, from_memory, literal, register, to_memory
 from stator.codegen.llvm.writer import SCALAR, Loop, Vectors
 from stator.core.dtypes import DType
-from stator.loops.access import children, index_parts, nodes, roots
+from stator.loops.access import children, index_parts, roots
 from stator.loops.index import (
     Axis,
     Clamped,
@@ -56,7 +56,7 @@ PRIM_OF: Final = {
     Combine.MAX: Prim.MAX,
     Combine.MIN: Prim.MIN,
     Combine.ANY: Prim.OR,
-    Combine.ALL: Prim.AND,
+    Combine.ALL: Prim.MIN,  # of vectors it stays one; LLVM makes single bits of AND
 }
 
 
@@ -145,10 +145,8 @@ def is_within_32_bits(expr: Expr) -> bool:
 
 def neutral(combine: Combine, dtype: DType) -> str:
     """What an accumulator starts from."""
-    if combine in (Combine.SUM, Combine.PROD):
-        return literal(combine is Combine.PROD, dtype)
-    if combine in (Combine.ANY, Combine.ALL):
-        return literal(combine is Combine.ALL, DType.BOOL)
+    if combine not in (Combine.MAX, Combine.MIN):
+        return literal(combine in (Combine.PROD, Combine.ALL), dtype)
     low = combine is Combine.MAX
     if dtype.is_float:
         return literal(float("-inf") if low else float("inf"), dtype)
@@ -207,12 +205,9 @@ class Emitter(Indices):
         ends the process.
         """
         size = axis.size.constant
-        widest = max(
-            node.dtype.computed_in.bytes for statement in body for node in nodes(statement)
-        )
         if is_short(axis) or not has_vectors(body, axis):
             return SCALAR
-        lanes, cost = VECTOR_BYTES // widest, cost_of(body)
+        lanes, cost = VECTOR_BYTES // widest(body), cost_of(body)
         fitting = (n for n in (4, 2) if n * cost <= ENOUGH_AT_ONCE and _fits(size, lanes, n))
         return Vectors(lanes, next(fitting, 1))
 

@@ -8,7 +8,7 @@ from typing import Final
 from stator.codegen.llvm.emitter import PRIM_OF, Emitter, is_computed, is_short, neutral
 from stator.codegen.llvm.prims import emit_prim
 from stator.codegen.llvm.shape import MATH_COST, cost_of
-from stator.codegen.llvm.sums import is_direct, term_type, total_type
+from stator.codegen.llvm.sums import is_direct, part_type, total_type
 from stator.codegen.llvm.types import convert, register
 from stator.codegen.llvm.writer import SCALAR, Vectors
 from stator.core.dtypes import DType
@@ -132,7 +132,7 @@ class Rows(Emitter):
 
     def _fetch_ahead(self, stage: Stage, low: str) -> None:
         """Bring a chunk of the next row near while this one keeps the processor busy."""
-        first, w = self.kernel.stages[0], self.w
+        first, w = next(s for s in self.kernel.stages if s.inner), self.w
         if stage is first or len(first.inner) != 1 or cost_of(stage.body) < MATH_COST:
             return
         (axis,) = first.inner
@@ -169,9 +169,9 @@ class Rows(Emitter):
         copies: bool = True,
     ) -> list[str]:
         """What the loop from one bound to the other accumulates, from the neutral values."""
-        kinds = [register(s.value.dtype) for s in accumulations]
-        fresh = [neutral(s.combine, s.value.dtype) for s in accumulations]
-        carried = list(zip(kinds, fresh, strict=True))
+        types = [part_type(s, stage) for s in accumulations]
+        fresh = [neutral(s.combine, kind) for s, kind in zip(accumulations, types, strict=True)]
+        carried = list(zip(map(register, types), fresh, strict=True))
         vectors = self._vectors(axis, stage.body)
         if not copies:
             vectors = Vectors(vectors.lanes)
@@ -187,7 +187,7 @@ class Rows(Emitter):
         found = []
         for statement, total, part in zip(accumulations, totals, parts, strict=True):
             kind = total_type(statement, stage)
-            wide = convert(self.w, part, statement.value.dtype, kind)
+            wide = convert(self.w, part, part_type(statement, stage), kind)
             found.append(emit_prim(self.w, PRIM_OF[statement.combine], [total, wide], kind))
         return found
 
@@ -199,7 +199,7 @@ class Rows(Emitter):
             if isinstance(statement, Store):
                 self._store(statement)
             else:
-                kind = term_type(statement, stage)
+                kind = part_type(statement, stage)
                 term = self.value(statement.value)
                 value = convert(self.w, term, statement.value.dtype, kind)
                 total = self._combine(statement.combine, next(values), value, kind)

@@ -19,7 +19,6 @@ from stator.loops.index import (
 from stator.loops.ir import (
     Apply,
     Buffer,
-    Combine,
     Kernel,
     Load,
     Statement,
@@ -81,16 +80,19 @@ def _collect(index: Index, found: dict[Symbol, None]) -> None:
 def has_vectors(body: Sequence[Statement], axis: Axis) -> bool:
     """Whether LLVM can make vectors of a loop over `axis`.
 
-    Not of calls to libm, nor of any and all; nor where two points may combine into one element.
+    Not of calls to libm; nor where two points may combine into one element.
     """
     for statement in body:
-        if statement.combine in (Combine.ANY, Combine.ALL):
-            return False
         if isinstance(statement, Store) and statement.combine is not None:
             step = statement.index.factor_of(axis)
             if step is None or not step.terms:
                 return False
     return not any(pair in math.LIBM for pair in needed_math(body))
+
+
+def widest(body: Iterable[Statement]) -> int:
+    """Bytes of the widest type that is computed in."""
+    return max(node.dtype.computed_in.bytes for statement in body for node in nodes(statement))
 
 
 def cost_of(body: Sequence[Statement]) -> int:
