@@ -295,14 +295,14 @@ def flops_of(node: fx.Node) -> int | None:
         tensors = [arg for arg in args if isinstance(arg, torch.Tensor) and arg.dim() == 4]
         backward = "backward" in node.target.__name__
         query, key = tensors[1:3] if backward else tensors[:2]
-        batch, heads, length, width = (_hint(n) for n in query.size())
-        products = 4 * batch * heads * length * _hint(key.size(2)) * width
+        batch, heads, length, width = (hint_of(n) for n in query.size())
+        products = 4 * batch * heads * length * hint_of(key.size(2)) * width
         return products * 5 // 2 if backward else products
     count = flop_registry.get(node.target.overloadpacket)
     if count is None:
         return None
     try:
-        return int(_hint(count(*args, **kwargs, out_val=node.meta.get("val"))))
+        return int(hint_of(count(*args, **kwargs, out_val=node.meta.get("val"))))
     except (AttributeError, IndexError, TypeError, ValueError, AssertionError):
         return None  # arguments in a way that the counter does not read
 
@@ -329,7 +329,7 @@ def _parts(value: Any) -> Iterator[torch.Tensor]:
 
 def elements(value: torch.Tensor) -> int:
     """How many there are; symbolic sizes count as what they were when captured."""
-    return math.prod(_hint(size) for size in value.size())
+    return math.prod(hint_of(size) for size in value.size())
 
 
 def bytes_of(value: Any) -> int:
@@ -339,7 +339,8 @@ def bytes_of(value: Any) -> int:
     return elements(value) * int(value.dtype.itemsize)
 
 
-def _hint(size: Any) -> int:
+def hint_of(size: Any) -> int:
+    """A size as it was when captured, without a promise that it stays so; 1 if data decide."""
     if not isinstance(size, torch.SymInt):
         return int(size)
     known = size_hint(size)
