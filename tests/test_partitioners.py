@@ -227,6 +227,26 @@ def test_an_input_that_the_forward_overwrites_keeps_its_old_value() -> None:
     torch.testing.assert_close(backward(*saved, tangent)[0], tangent * x)
 
 
+def test_an_input_that_the_caller_overwrites_is_kept_as_a_copy() -> None:
+    """Of x in half precision eager keeps sums in float32, and not x."""
+
+    def wide(x: Tensor) -> Tensor:
+        y = x.float()
+        return ((y + 1).square() * (y + 2).square()).sum(1)
+
+    x = torch.randn(64, 500).bfloat16().requires_grad_()
+    (expected,) = torch.autograd.grad(wide(x).sum(), x)
+    seen = ours()
+    result = aot_function(wide, nothing, partition_fn=seen)(x)
+    with torch.no_grad():
+        x.zero_()
+    result.sum().backward()
+
+    assert [node.meta["val"].dtype for node in seen.saved] == [torch.bfloat16]
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad, expected)
+
+
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_a_mask_is_drawn_once(budget: float) -> None:
     def program(x: Tensor) -> Tensor:

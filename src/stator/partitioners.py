@@ -213,12 +213,9 @@ class _Saved:
         """The graph from primals to values and what is saved."""
         graph = fx.Graph()
         copies = {node: graph.node_copy(node) for node in self.joint.primals}
-        # Ahead of what overwrites them.
-        old = {
-            node: _cloned(graph, copies[node])
-            for node in self.tensors
-            if node in self.joint.keepers
-        }
+        # Ahead of what overwrites them, in the forward or by the caller.
+        overwritten = self.cut.copied | self.joint.keepers.keys()
+        old = {node: _cloned(graph, copies[node]) for node in self.tensors if node in overwritten}
         wanted = forward_nodes(self.classes, self.cut) | needed_by(self.sizes)
         for node in self.joint.graph.nodes:
             if node in wanted and node not in copies:
