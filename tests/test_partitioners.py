@@ -336,3 +336,36 @@ def test_a_wrong_number_of_outputs_is_refused(count: int, said: str) -> None:
     seen = joint_of(function, *inputs)
     with pytest.raises(OptionError, match=said):
         stator.min_cut_rematerialization_partition(seen.joint, (), num_fwd_outputs=count)
+
+
+# Budgets that torch is told
+
+
+def bytes_saved(program: Program, inputs: tuple[Tensor, ...]) -> int:
+    seen = Seen()
+    backend = aot_autograd(fw_compiler=nothing, partition_fn=seen)
+    torch._dynamo.reset()
+    torch.compile(program, backend=backend)(*leaves(inputs))
+    return sum(node.meta["val"].nbytes for node in seen.saved)
+
+
+def test_torchs_setting_is_the_budget_where_none_is_given() -> None:
+    program, inputs = PROGRAMS["deep"]
+    usual = bytes_saved(program, inputs)
+
+    with torch._functorch.config.patch(activation_memory_budget=0.0):
+        assert bytes_saved(program, inputs) < usual
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.autograd.graph, "region_activation_memory_budget"),
+    reason="this torch has no annotation of budgets",
+)
+def test_torchs_annotation_is_the_budget_where_none_is_given() -> None:
+    program, inputs = PROGRAMS["deep"]
+
+    def annotated(*inputs: Tensor) -> Any:
+        with torch.autograd.graph.region_activation_memory_budget(0.0):
+            return program(*inputs)
+
+    assert bytes_saved(annotated, inputs) < bytes_saved(program, inputs)
