@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import stator
 from stator import options
@@ -128,6 +129,37 @@ def test_a_refusal_is_one_of_our_errors_and_a_value_error() -> None:
 
     assert isinstance(error, StatorError)
     assert isinstance(error, ValueError)
+
+
+# Together
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"memory_budget": 0.5, "memory_limit": "8GiB"},
+        {"memory_budget": 0.5, "aggressive_recomputation": True},
+        {"memory_limit": "8GiB", "aggressive_recomputation": True},
+        {"memory_budget": 0.5, "kernels": False},
+        {"memory_limit": "8GiB", "kernels": False},
+        {"aggressive_recomputation": True, "kernels": False},
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(given: dict[str, Any]) -> None:
+    error = refusal(**given)
+
+    assert all(name in str(error) for name in given)
+
+
+def test_torchs_own_budget_holds_where_nothing_else_is_asked() -> None:
+    config: Any = torch._functorch.config
+    with config.patch(activation_memory_budget=0.5):
+        assert read_options().memory_budget == 0.5
+        assert read_options(None, {"memory_budget": 1.0}).memory_budget == 1.0
+        for other in ({"memory_limit": 1}, {"aggressive_recomputation": True}, {"kernels": False}):
+            assert read_options(None, other).memory_budget == 1.0
+    with config.patch(activation_memory_budget=2.0), pytest.raises(OptionError, match="budget"):
+        read_options()
 
 
 # Defaults

@@ -227,6 +227,26 @@ def test_an_input_that_the_forward_overwrites_keeps_its_old_value() -> None:
     torch.testing.assert_close(backward(*saved, tangent)[0], tangent * x)
 
 
+def test_an_input_that_the_caller_overwrites_is_kept_as_a_copy() -> None:
+    """Of x in half precision eager keeps sums in float32, and not x."""
+
+    def wide(x: Tensor) -> Tensor:
+        y = x.float()
+        return ((y + 1).square() * (y + 2).square()).sum(1)
+
+    x = torch.randn(64, 500).bfloat16().requires_grad_()
+    (expected,) = torch.autograd.grad(wide(x).sum(), x)
+    seen = ours()
+    result = aot_function(wide, nothing, partition_fn=seen)(x)
+    with torch.no_grad():
+        x.zero_()
+    result.sum().backward()
+
+    assert [node.meta["val"].dtype for node in seen.saved] == [torch.bfloat16]
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad, expected)
+
+
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_a_mask_is_drawn_once(budget: float) -> None:
     def program(x: Tensor) -> Tensor:
@@ -316,3 +336,36 @@ def test_a_wrong_number_of_outputs_is_refused(count: int, said: str) -> None:
     seen = joint_of(function, *inputs)
     with pytest.raises(OptionError, match=said):
         stator.min_cut_rematerialization_partition(seen.joint, (), num_fwd_outputs=count)
+
+
+# Budgets that torch is told
+
+
+def bytes_saved(program: Program, inputs: tuple[Tensor, ...]) -> int:
+    seen = Seen()
+    backend = aot_autograd(fw_compiler=nothing, partition_fn=seen)
+    torch._dynamo.reset()
+    torch.compile(program, backend=backend)(*leaves(inputs))
+    return sum(node.meta["val"].nbytes for node in seen.saved)
+
+
+def test_torchs_setting_is_the_budget_where_none_is_given() -> None:
+    program, inputs = PROGRAMS["deep"]
+    usual = bytes_saved(program, inputs)
+
+    with torch._functorch.config.patch(activation_memory_budget=0.0):
+        assert bytes_saved(program, inputs) < usual
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.autograd.graph, "region_activation_memory_budget"),
+    reason="this torch has no annotation of budgets",
+)
+def test_torchs_annotation_is_the_budget_where_none_is_given() -> None:
+    program, inputs = PROGRAMS["deep"]
+
+    def annotated(*inputs: Tensor) -> Any:
+        with torch.autograd.graph.region_activation_memory_budget(0.0):
+            return program(*inputs)
+
+    assert bytes_saved(annotated, inputs) < bytes_saved(program, inputs)

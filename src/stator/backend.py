@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -16,8 +17,8 @@ from stator.core.logs import logger, turn_on
 from stator.core.progress import progress_shown
 from stator.core.torch_types import Flat
 from stator.errors import OptionError
-from stator.graph.capture import attribute_tensors
-from stator.options import Options, read_options
+from stator.graph.capture import annotated_budget, attribute_tensors, nodes_inside
+from stator.options import Options, read_options, refuse_contradictions
 from stator.stored import (
     Captured,
     find_programs,
@@ -112,6 +113,10 @@ def compile_fx(
             "discard_parameters cannot be an option of torch.compile, whose guards read weights",
             hint="use stator.compile(model, freezing=True, discard_parameters=True)",
         )
+    budget = annotated_budget(nodes_inside(module))
+    if budget is not None and chosen.kernels:
+        chosen = replace(chosen, memory_budget=budget)
+        refuse_contradictions(chosen)
     if _watchers:
         return _watchers[-1](module, example_inputs, chosen)
     turn_on(chosen.logs)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stator.errors import OptionError
+from stator.torch_api import functorch_config
 
 # Fields with this metadata do not change what is compiled, so a cache key leaves them out.
 UNKEYED: Final[Mapping[str, Any]] = {"keyed": False}
@@ -113,7 +114,41 @@ def read_options(
     for name in given:
         if name not in known:
             raise OptionError(f"unknown option {name!r}", hint=_suggest(str(name), tuple(known)))
-    return replace(Options(), **{name: _checked(name, value) for name, value in given.items()})
+    chosen = replace(Options(), **{name: _checked(name, value) for name, value in given.items()})
+    refuse_contradictions(chosen)
+    if "memory_budget" in given or not chosen.kernels or _other_wishes(chosen):
+        return chosen
+    return replace(chosen, memory_budget=torchs_budget())
+
+
+def torchs_budget() -> float:
+    """What torch's own setting lets a backward keep, as a share of the usual."""
+    budget = functorch_config.activation_memory_budget
+    return float(_checked("memory_budget", budget))
+
+
+def refuse_contradictions(options: Options) -> None:
+    """Raise where of two options one would have to be ignored."""
+    wishes = _other_wishes(options)
+    if options.memory_budget < 1:
+        wishes = (f"memory_budget={options.memory_budget}", *wishes)
+    if len(wishes) > 1:
+        raise OptionError(
+            f"{' and '.join(wishes)} contradict each other",
+            hint="say how much memory a step may take in one way: a share, a limit, or as "
+            "little as kernels allow",
+        )
+    if wishes and not options.kernels:
+        raise OptionError(
+            f"{wishes[0]} without kernels",
+            hint="kernels=False keeps what eager keeps; leave one of the two out",
+        )
+
+
+def _other_wishes(options: Options) -> tuple[str, ...]:
+    """What is asked of memory beside a budget."""
+    limit = (f"memory_limit={options.memory_limit}",) if options.memory_limit is not None else ()
+    return (*limit, "aggressive_recomputation") if options.aggressive_recomputation else limit
 
 
 def _from_environment() -> dict[str, Any]:

@@ -23,7 +23,9 @@ from stator.aot.partition.joint import Joint
 from stator.aot.partition.network import Cut
 from stator.aot.partition.order import backward_order, forward_nodes
 from stator.errors import OptionError
+from stator.graph.capture import annotated_budget
 from stator.graph.edit import drop_unread, is_effect, needed_by
+from stator.options import torchs_budget
 from stator.torch_api import is_mutable_op, pytree, size_expression, size_hint
 
 __all__ = ["choose_saved_values_set", "min_cut_rematerialization_partition"]
@@ -45,16 +47,19 @@ def min_cut_rematerialization_partition(
     *,
     num_fwd_outputs: int,
     static_lifetime_input_indices: Sequence[int] | None = None,
-    memory_budget: float = 1.0,
+    memory_budget: float | None = None,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """The forward and the backward of a joint graph, cut where a step is quickest.
 
-    `memory_budget` is the share that may be kept of what the quickest cut keeps.  The inputs, the
-    name of a compiler and which inputs are parameters change nothing: those are held in any case.
+    `memory_budget` is the share that may be kept of what the quickest cut keeps; None: what torch's
+    annotation of the graph says, else its setting `activation_memory_budget`.  The inputs, the name
+    of a compiler and which inputs are parameters change nothing: those are held in any case.
     """
     joint = _joint_of(joint_module.graph, num_fwd_outputs)
     classes = classify(joint)
     _check_independent(joint, classes)
+    if memory_budget is None:
+        memory_budget = _asked_of_torch(joint.graph, classes)
     saved = _Saved.of(joint, classes, _chosen(joint, classes, memory_budget))
     descriptions = _descriptions(joint.graph)
     forward = saved.forward()
@@ -82,6 +87,12 @@ def choose_saved_values_set(
     joint = _joint_as_told(joint_graph, node_info)
     kept = frozenset(_chosen(joint, classify(joint), memory_budget).kept)
     return [node for node in joint_graph.nodes if node in kept]
+
+
+def _asked_of_torch(graph: fx.Graph, classes: Classes) -> float:
+    """The budget that torch's partitioner would take."""
+    annotated = annotated_budget(node for node in graph.nodes if node in classes.forward)
+    return torchs_budget() if annotated is None else annotated
 
 
 def _chosen(joint: Joint, classes: Classes, budget: float) -> Cut:
@@ -213,12 +224,9 @@ class _Saved:
         """The graph from primals to values and what is saved."""
         graph = fx.Graph()
         copies = {node: graph.node_copy(node) for node in self.joint.primals}
-        # Ahead of what overwrites them.
-        old = {
-            node: _cloned(graph, copies[node])
-            for node in self.tensors
-            if node in self.joint.keepers
-        }
+        # Ahead of what overwrites them, in the forward or by the caller.
+        overwritten = self.cut.copied | self.joint.keepers.keys()
+        old = {node: _cloned(graph, copies[node]) for node in self.tensors if node in overwritten}
         wanted = forward_nodes(self.classes, self.cut) | needed_by(self.sizes)
         for node in self.joint.graph.nodes:
             if node in wanted and node not in copies:

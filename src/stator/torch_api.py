@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 import torch
 import torch.utils._pytree as pytree
 from torch._decomp import _should_decompose_because_unsafe_op
+from torch._functorch import config as functorch_config
 from torch._functorch.autograd_function import autograd_function_apply
 from torch._guards import TracingContext, detect_fake_mode
 from torch._higher_order_ops.auto_functionalize import (
@@ -62,7 +63,7 @@ __all__ += ["auto_functionalized_v2", "autograd_function_apply", "below_autograd
 __all__ += ["detect_fake_mode", "disable_functional_mode", "disable_proxy_modes_tracing"]
 __all__ += ["get_proxy_mode", "is_traceable_wrapper_subclass", "make_fx", "pytree"]
 __all__ += ["rebind_unbacked", "track_tensor_tree", "transform_subclass", "unset_fake_temporarily"]
-__all__ += ["with_effects"]
+__all__ += ["functorch_config", "with_effects"]
 
 _F = TypeVar("_F", bound=Any)
 _Key, _KeySet = torch._C.DispatchKey, torch._C.DispatchKeySet

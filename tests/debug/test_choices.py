@@ -73,3 +73,30 @@ def test_a_script_without_a_backward_is_told_so(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert "nothing with a backward was compiled" in result.output
     assert not (tmp_path / "page.html").exists()
+
+
+TRAINING = """
+import torch
+from torch import nn
+
+model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Dropout(0.1), nn.Linear(64, 8))
+step = torch.compile(model, backend="stator", options={"memory_budget": 0.5, "cache": True})
+if __name__ == "__main__":
+    step(torch.randn(256, 64)).square().mean().backward()
+"""
+
+
+def test_a_script_that_trains_is_shown_whatever_the_cache_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STATOR_CACHE_DIR", str(tmp_path / "cache"))
+    file, page = tmp_path / "train.py", tmp_path / "page.html"
+    file.write_text(TRAINING)
+
+    for _ in range(2):
+        result = shown("--output", str(page), str(file))
+
+        assert result.exit_code == 0, result.output
+        assert "program 1 of 1" in result.output
+        assert "addmm" in result.output
+        assert 'class="chosen"' in page.read_text(encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -39,7 +40,7 @@ def test_the_curve_has_the_chosen_point() -> None:
     assert choices.chosen in choices.points
     assert choices.chosen.time == pytest.approx(1, abs=0.2)
     assert choices.points[0].peak < choices.chosen.peak
-    assert any(value.layer for value in choices.values), "no value knows its layer"
+    assert {value.layer for value in choices.values} & {"products.0", "norms.0"}
     assert any(value.line for value in choices.values), "no value knows its line"
 
 
@@ -68,6 +69,64 @@ def test_the_users_state_is_left_alone() -> None:
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
     assert all(parameter.grad is None for parameter in module.parameters())
+
+
+class Counting(nn.Module):
+    """Puts another tensor in the place of its buffer."""
+
+    count: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.product = nn.Linear(8, 8)
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count = self.count + 1
+        return torch.exp(self.product(x))
+
+
+def test_a_buffer_that_is_replaced_is_put_back() -> None:
+    module = Counting()
+    before = module.count
+
+    stator.memory_plan(module, torch.randn(4, 8))
+
+    assert module.count is before
+    assert module.count == 0
+
+
+def test_it_may_be_asked_for_often_and_of_other_sizes() -> None:
+    module = model()
+    limit = torch._dynamo.config.recompile_limit
+
+    plans = [stator.memory_plan(module, torch.randn(32 + n, 32)) for n in range(limit + 2)]
+
+    assert all(len(plan.graphs) == 1 for plan in plans)
+
+
+def test_what_is_asked_for_leaves_no_program_behind() -> None:
+    module, x = model(), torch.randn(32, 32)
+    stator.memory_plan(module, x)
+    seen: list[object] = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        seen.append(graph)
+        return graph.forward
+
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        torch.compile(module, backend=backend)(x)
+    assert len(seen) == 1
+
+
+def test_without_kernels_it_says_that_there_is_nothing_to_choose() -> None:
+    with pytest.raises(OptionError, match="kernels=False"):
+        stator.memory_plan(model(), torch.randn(32, 32), options={"kernels": False})
+
+
+def test_a_program_that_is_not_captured_is_told_from_one_without_gradients() -> None:
+    with pytest.raises(OptionError, match="no graph of this program was captured"):
+        stator.memory_plan(torch.compiler.disable(model()), torch.randn(32, 32))
 
 
 def test_a_program_without_gradients_is_refused() -> None:

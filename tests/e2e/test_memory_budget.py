@@ -226,3 +226,24 @@ def test_a_policy_decides_what_is_saved() -> None:
 
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
     assert "addmm.default" in asked
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.autograd.graph, "region_activation_memory_budget"),
+    reason="this torch has no annotation of budgets",
+)
+def test_torchs_annotation_of_a_region_is_a_budget() -> None:
+    module, x = built()
+
+    def annotated(x: Tensor) -> Tensor:
+        with torch.autograd.graph.region_activation_memory_budget(0.0):
+            return module(x)
+
+    def peak(program: Any, **options: Any) -> int:
+        gradients(compiled(program, fullgraph=True, options=options), module, x)
+        record = stator.last_compilation()
+        assert record is not None
+        assert record.step_peak is not None
+        return record.step_peak
+
+    assert peak(annotated) == peak(module, memory_budget=0.0) < peak(module)

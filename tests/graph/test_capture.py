@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from stator.graph.capture import GraphRunner, attribute_tensors
+from stator.errors import OptionError
+from stator.graph.capture import GraphRunner, annotated_budget, attribute_tensors
 
 
 def captured(fn: Callable[..., Any], *inputs: Any, dynamic: bool | None = None) -> fx.GraphModule:
@@ -256,3 +257,27 @@ def test_a_program_may_run_again_if_nothing_looks_at_its_trace() -> None:
     mapped = GraphRunner(captured(lambda x: torch.vmap(torch.sin)(x), x), [])
     again = [program.may_run_again() for program in (plain, function, mapped)]
     assert again == [True, False, False]
+
+
+def noted(*budgets: float | None) -> list[fx.Node]:
+    """Calls, each with what torch notes of its region's budget."""
+    graph = fx.Graph()
+    nodes = [graph.placeholder("x")]
+    for budget in budgets:
+        node = graph.call_function(torch.sin, (nodes[-1],))
+        if budget is not None:
+            node.meta["custom"] = {"_region_activation_memory_budget": budget}
+        nodes.append(node)
+    return nodes
+
+
+def test_a_budget_that_all_of_a_graph_is_annotated_with_is_the_graphs() -> None:
+    assert annotated_budget(noted(0.25, 0.25)) == 0.25
+    assert annotated_budget(noted(None, None)) is None
+    assert annotated_budget(noted()) is None
+
+
+@pytest.mark.parametrize("budgets", [(0.25, None), (0.25, 0.5)])
+def test_a_budget_for_a_part_of_a_graph_is_refused(budgets: tuple[float | None, ...]) -> None:
+    with pytest.raises(OptionError, match="region_activation_memory_budget"):
+        annotated_budget(noted(*budgets))

@@ -95,13 +95,17 @@ def _write_forward(facts: Facts, graph: Boxed) -> Any:
     extras = sum(saved.kept is Kept.EXTRA for saved in facts.saved)
     values = writer.plain_values()
     writer.run_graph(graph, values + [f"e{i}" for i in range(extras)])
-    inputs = writer.plain_inputs()
+    # A backward may find what another one wrote: autograd is not to watch those.
+    late = {f"x{i}" for i in program.written_late}
+    inputs = [name + ".data" if name in late else name for name in writer.plain_inputs()]
     names = {Kept.PRIMAL: inputs, Kept.VALUE: values, Kept.EXTRA: [f"e{i}" for i in range(extras)]}
     tensors = [names[s.kept][s.index] for s in facts.saved if s.is_tensor]
     numbers = [names[s.kept][s.index] for s in facts.saved if not s.is_tensor]
     source.add(f"ctx.save_for_backward({', '.join(tensors)})")
     source.add(f"ctx.numbers = ({''.join(number + ', ' for number in numbers)})")
     _keep_primals(source, program, facts.needed)
+    if program.written_late:
+        source.add(f"ctx.written = ({''.join(f'x{i}, ' for i in program.written_late)})")
     writer.rebuild_values()
     _keep_sizes(source, program)
     plain = [i for i, v in enumerate(program.values) if not v.differentiable]
@@ -193,6 +197,7 @@ class _Backward:
         del tangents, given
         with below_autograd(BELOW_AUTOGRAD):
             grads = loaded.run(arguments)
+        _write_late(ctx, program, grads)
         return (None, *by_input(program, grads))
 
     def _differentiable(
@@ -222,6 +227,13 @@ class _Backward:
         if not keeps_graph():
             ctx.primals = ctx.versions = None
         return (None, *grads)
+
+
+def _write_late(ctx: Any, program: Program, grads: Sequence[Any]) -> None:
+    """Give inputs that the backward writes to their new values, which stand behind gradients."""
+    if program.written_late:
+        for target, value in zip(ctx.written, grads[-len(ctx.written) :], strict=True):
+            target.copy_(value)
 
 
 def _check_versions(ctx: Any, needed: Sequence[int]) -> None:

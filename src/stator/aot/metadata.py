@@ -94,6 +94,7 @@ class Program:
     grad_mode_after: bool | None  # grad mode that the program leaves behind, if it changes it
     draws_random: bool  # whether the graph consumes random numbers
     draws_on: tuple[torch.device, ...] = ()  # GPUs whose generators it moves
+    written_late: tuple[int, ...] = ()  # inputs whose new values the backward returns, last
 
     @property
     def is_training(self) -> bool:

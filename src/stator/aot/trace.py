@@ -27,12 +27,21 @@ from stator.aot.backward import (
     tangent_like,
     tangent_name,
 )
-from stator.aot.metadata import InputFact, OutputFact, Program, Source, TangentPlan, ValueFact
+from stator.aot.metadata import (
+    InputFact,
+    Mutation,
+    OutputFact,
+    Program,
+    Source,
+    TangentPlan,
+    ValueFact,
+)
 from stator.aot.observe import Before, Observed, observe
 from stator.aot.quick import Recorded, may_be_quick, record
 from stator.aot.statistics import settle_statistics
 from stator.aot.subclasses import (
     Layout,
+    Plain,
     Wrapped,
     layout_of,
     put_together,
@@ -95,7 +104,7 @@ class Traced:
 
     @property
     def grads(self) -> list[Any]:
-        """Nodes or None."""
+        """Nodes or None; behind them, new values of inputs that the backward writes to."""
         return list(self._returned[3])
 
     @property
@@ -250,7 +259,8 @@ class _Tracer:
             now = [part for value in entered for part in take_apart(*_plain_with_layout(value))]
             views = self._views(outputs)
             grads = self._backward(values)
-        return values, now, views, grads
+            late = [part for value in entered for part in take_apart(*_plain_with_layout(value))]
+        return values, now, views, grads, late
 
     def _outer(self, plain: Sequence[Any]) -> list[Any]:
         stream = iter(plain)
@@ -360,8 +370,11 @@ class _Tracer:
         placeholders = graph.find_nodes(op="placeholder")
         primals, tangents = placeholders[: len(self.plain)], placeholders[len(self.plain) :]
         (output,) = graph.find_nodes(op="output")
-        values, now, views, grads = (list(group) for group in output.args[0])
+        values, now, views, grads, late = (list(group) for group in output.args[0])
         program = self._program(graph, now, views, values)  # which may add to the values
+        written = self._written_late(now, late)
+        program = replace(program, written_late=tuple(written))
+        grads += written.values()
         output.args = ((values, now, views, grads),)
         return Traced(
             module,
@@ -382,6 +395,29 @@ class _Tracer:
                     updated.append(index)
             position += width(fact.layout)
         return updated
+
+    def _written_late(self, now: list[Any], late: list[Any]) -> dict[int, fx.Node]:
+        """Inputs that the backward writes to, each with its new value."""
+        written: dict[int, fx.Node] = {}
+        if not self.tangent_plans or self.backward_error is not None:
+            return written
+        pairs = iter(zip(now, late, strict=True))
+        for index, layout in enumerate(self.layouts):
+            for before, after in (next(pairs) for _ in range(width(layout))):
+                if before is after or not isinstance(_value(after), torch.Tensor):
+                    continue
+                if why := self._why_not_late(index, before, after):
+                    raise Unsupported("trace", f"a backward writes to an input {why}")
+                written[index] = after
+        return written
+
+    def _why_not_late(self, index: int, before: fx.Node, after: fx.Node) -> str | None:
+        """None if a backward may write to an input; otherwise what that input is."""
+        if not isinstance(self.layouts[index], Plain):
+            return "that is a subclass"
+        if self.seen.mutations[index] is not Mutation.NONE:  # which of many values would it read?
+            return "that the forward writes to"
+        return "and changes its size" if _value(before).size() != _value(after).size() else None
 
     def _program(
         self, graph: fx.Graph, now: list[Any], views: list[Any], values: list[Any]
@@ -441,6 +477,10 @@ def _recorder() -> Any:
     mode = get_proxy_mode()
     assert mode is not None, "traced code runs under make_fx"
     return mode.tracer
+
+
+def _value(node: Any) -> Any:
+    return node.meta.get("val") if isinstance(node, fx.Node) else None
 
 
 def _plain_with_layout(value: Any) -> tuple[Any, Layout]:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
+from types import FunctionType
 from typing import Any, Final
 
 import torch
 
 from stator.aot.partition.report import Choices
 from stator.backend import compile_fx
-from stator.core.events import last_compilation
+from stator.core.events import Compilation, last_compilation
 from stator.debug.memory_page import memory_html, memory_text
 from stator.errors import OptionError
 from stator.options import read_options
 
 WIDTH: Final = 100
+_numbers = count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,34 +53,73 @@ def memory_plan(
     marked.
     """
     wanted = replace(read_options(None, options), explain_memory=True)
-    found: list[Choices] = []
+    if not wanted.kernels:
+        raise OptionError(
+            "kernels=False keeps what eager would keep: there is no other budget to plan for",
+            hint="leave the option out",
+        )
+    records: list[Compilation] = []
 
     def backend(module: Any, inputs: Any) -> Any:
         compiled = compile_fx(module, inputs, options=wanted)
-        record = last_compilation()
-        if record is not None and record.choices is not None:
-            found.append(record.choices)
+        if (record := last_compilation()) is not None:
+            records.append(record)
         return compiled
 
+    def step(*args: Any, **kwargs: Any) -> Any:
+        return model(*args, **kwargs)
+
     with _left_alone(model), torch.enable_grad():
-        torch.compile(model, backend=backend)(*args, **kwargs)
+        torch.compile(_with_code_of_its_own(step), backend=backend)(*args, **kwargs)
+    found = tuple(record.choices for record in records if record.choices is not None)
     if not found:
-        raise OptionError(
-            "nothing of this program needs a gradient, so its backward keeps nothing",
-            hint="give a model whose parameters, or arguments that require gradients",
+        raise _nothing_to_plan(records)
+    return MemoryPlan(found)
+
+
+def _with_code_of_its_own(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that Dynamo has never seen.
+
+    It keeps programs by code, up to a limit, and takes sizes that differ from call to call for ones
+    that vary.
+    """
+    assert isinstance(function, FunctionType), "it is written in Python"
+    code = function.__code__
+    code = code.replace(co_name=f"{code.co_name}_{next(_numbers)}")
+    return FunctionType(code, function.__globals__, code.co_name, None, function.__closure__)
+
+
+def _nothing_to_plan(records: Sequence[Compilation]) -> OptionError:
+    """Why no graph has a curve."""
+    if not records:
+        return OptionError(
+            "no graph of this program was captured: Dynamo left it to eager mode",
+            hint="its log says why; where that is the limit of programs for one function, "
+            "torch.compiler.reset() empties it",
         )
-    return MemoryPlan(tuple(found))
+    reason = next((record.fallback for record in records if record.fallback is not None), None)
+    if reason is not None:
+        return OptionError(f"this program could not be compiled: {reason}")
+    return OptionError(
+        "nothing of this program needs a gradient, so its backward keeps nothing",
+        hint="give a model whose parameters, or arguments that require gradients",
+    )
 
 
 @contextmanager
 def _left_alone(model: Any) -> Iterator[None]:
     """Put buffers and the random generator back to what they were."""
-    buffers = list(model.buffers()) if isinstance(model, torch.nn.Module) else []
-    before = [buffer.detach().clone() for buffer in buffers]
+    modules = list(model.modules()) if isinstance(model, torch.nn.Module) else []
+    homes = [module.__dict__["_buffers"] for module in modules]
+    buffers = [dict(home) for home in homes]
+    values = [value for known in buffers for value in known.values() if value is not None]
+    before = [value.detach().clone() for value in values]
     with torch.random.fork_rng(devices=[]):
         try:
             yield
         finally:
+            for home, known in zip(homes, buffers, strict=True):
+                home.update(known)  # the module may have put others in their place
             with torch.no_grad():
-                for buffer, value in zip(buffers, before, strict=True):
-                    buffer.copy_(value)
+                for value, was in zip(values, before, strict=True):
+                    value.copy_(was)

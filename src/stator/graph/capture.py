@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import os
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -12,6 +13,7 @@ from typing import Any, Final
 import torch
 from torch import fx
 
+from stator.errors import OptionError
 from stator.graph.verify import note_line, user_line
 from stator.torch_api import (
     HigherOrderOperator,
@@ -26,6 +28,8 @@ _NOT_THE_USERS: Final = tuple(
     f"{folder}{os.sep}" for folder in (Path(__file__).parents[1], Path(torch.__file__).parent)
 )
 
+_BUDGET: Final = "_region_activation_memory_budget"  # where torch notes it, from 2.13 on
+
 
 def attribute_tensors(module: fx.GraphModule) -> dict[str, torch.Tensor]:
     """Parameters, buffers and constants that the graph reads from the module, by name."""
@@ -37,6 +41,29 @@ def attribute_tensors(module: fx.GraphModule) -> dict[str, torch.Tensor]:
         if isinstance(value, torch.Tensor):
             found[str(node.target)] = value
     return found
+
+
+def annotated_budget(nodes: Iterable[fx.Node]) -> float | None:
+    """What torch's annotation of a graph lets the backward keep, as a share of the usual.
+
+    There is one cut for a graph, so what is annotated has to be all of its forward.
+    """
+    calls = [node for node in nodes if node.op.startswith("call")]
+    noted = {(node.meta.get("custom") or {}).get(_BUDGET): node for node in calls}
+    if len(noted) > 1:
+        raise OptionError(
+            "region_activation_memory_budget holds for a part of a graph, or there are several",
+            where=user_line(noted[None]) if None in noted else None,
+            hint="annotate all of it, or set parts apart with torch._dynamo.graph_break()",
+        )
+    return next(iter(noted), None)
+
+
+def nodes_inside(module: fx.GraphModule) -> Iterator[fx.Node]:
+    """All nodes of a graph, and of those that its operators take."""
+    for part in module.modules():
+        if isinstance(part, fx.GraphModule):
+            yield from part.graph.nodes
 
 
 def take_callers_line(graph: fx.Graph) -> None:

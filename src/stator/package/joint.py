@@ -80,6 +80,8 @@ def compile_joint(
             "nothing that the program computes needs a gradient",
             hint="stator.aot_compile packages it for inference",
         )
+    if traced.program.written_late:
+        raise Unsupported("package", "a backward of the program writes to one of its inputs")
     caught = _Caught()
     missing = (False,) * len(traced.program.tangents)
     found = FreshBackward(traced, halves, caught).backward(missing)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from stator.aot.partition import scratch
 from stator.aot.partition.scratch import Calling, highest
@@ -56,6 +57,19 @@ def test_equal_calls_are_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Calling, "_asked", lambda _: pytest.fail("asked again"))
 
     assert convolution().scratch() == first
+
+
+def test_a_size_that_varies_is_taken_as_it_was_and_stays_free() -> None:
+    shapes, call = ShapeEnv(), convolution()
+    image = call.args[0]
+    for batch in (2, 3):
+        mode = FakeTensorMode(shape_env=shapes)
+        image.meta["val"] = mode.from_tensor(torch.empty(batch, *IMAGE[1:]))
+        assert isinstance(image.meta["val"].size(0), torch.SymInt)
+        call.scratch()
+
+    assert not shapes.guards, "the program would be compiled anew for each size"
+    assert len(scratch._known) == 2, "the sizes are what matters, not their names"
 
 
 def test_who_watches_is_not_disturbed() -> None:

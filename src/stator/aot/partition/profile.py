@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 from torch import fx
 
-from stator.aot.partition.weigh import is_generated, may_run_again
+from stator.aot.partition.weigh import hint_of, is_generated, may_run_again
 from stator.torch_api import is_view_op, unset_fake_temporarily
 
 COPIED: Final = {"cpu": 1 << 24, "cuda": 1 << 28}  # bytes of the copy that time is compared with
@@ -77,17 +77,24 @@ def _wait_for(device: torch.device) -> None:
 
 
 def made_up(value: Any) -> Any:
-    """A tensor like a fake one, with ones in it; numbers as they are."""
+    """A tensor like a fake one, with ones in it; numbers as they are, sizes as they were."""
     if not isinstance(value, torch.Tensor):
-        return int(value) if isinstance(value, torch.SymInt) else value
-    size = [int(n) for n in value.size()]
-    stride = [int(n) for n in value.stride()]
+        return _plain(value)
+    size, stride = (list(map(hint_of, numbers)) for numbers in (value.size(), value.stride()))
     return torch.empty_strided(size, stride, dtype=value.dtype, device=value.device).fill_(1)
 
 
 def kind_of(argument: Any) -> Any:
     """What of an argument the time and the memory of a call depend on."""
     value = argument.meta.get("val") if isinstance(argument, fx.Node) else argument
+    if isinstance(value, list | tuple):
+        return tuple(map(kind_of, value))
     if isinstance(value, torch.Tensor):
-        return (tuple(map(str, value.size())), tuple(map(str, value.stride())), value.dtype)
-    return str(value)
+        sizes, strides = value.size(), value.stride()
+        return (tuple(map(hint_of, sizes)), tuple(map(hint_of, strides)), value.dtype, value.device)
+    return str(_plain(value))
+
+
+def _plain(number: Any) -> Any:
+    """A symbolic size as it was when captured; anything else as it is."""
+    return hint_of(number) if isinstance(number, torch.SymInt) else number

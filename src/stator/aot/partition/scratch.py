@@ -61,7 +61,7 @@ class Calling(NamedTuple):
     def scratch(self) -> int:
         """Bytes that it does take."""
         threads = torch.get_num_threads()
-        key = (self.target, threads, *map(_kind, self.args), *map(_kind, self.kwargs.items()))
+        key = (self.target, threads, *map(kind_of, self.args), *map(kind_of, self.kwargs.items()))
         if key not in _known:
             taken = self._asked()
             if taken is None:
@@ -118,9 +118,3 @@ def _bytes_made(made: Any) -> int:
     tensors = [one for one in pytree.tree_leaves(made) if isinstance(one, torch.Tensor)]
     storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in tensors}
     return sum(storages.values())
-
-
-def _kind(argument: Any) -> Any:
-    if isinstance(argument, list | tuple):
-        return tuple(map(_kind, argument))
-    return kind_of(argument)

@@ -22,6 +22,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from stator.aot.partition.classify import Classes, leaves_region
 from stator.aot.partition.joint import Joint
 from stator.aot.partition.rates import rates_of
+from stator.errors import OptionError
 from stator.graph.edit import draws_numbers, is_effect
 from stator.ops import draws
 from stator.ops.table import POINTWISE, RULES, VIEW_RULES
@@ -72,6 +73,8 @@ class Weight:
 
 
 Policy = Callable[[fx.Node], str | None]  # "save", "recompute", or None: as the costs say
+ANSWERS: Final = ("save", "recompute", None)
+AGAIN: Final = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +89,13 @@ class Scales:
     # before the backward runs, so this is left to people who ask for less memory.
     trusts_caller: bool = False
     stages: Mapping[fx.Node, int] = field(init=False)  # how many library calls stand before a node
-    kept_by_eager: frozenset[fx.Node] = field(init=False)
+    answers: Mapping[fx.Node, str | None] = field(init=False)  # the policy's
+    given: frozenset[fx.Node] = field(init=False)  # what eager keeps, or the user asks to start at
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stages", _stages(self.joint.graph))
-        object.__setattr__(self, "kept_by_eager", _kept_by_eager(self.joint, self.classes))
+        object.__setattr__(self, "answers", _answers(self.joint, self.classes, self.policy))
+        object.__setattr__(self, "given", self._given())
 
     def weigh(self, node: fx.Node) -> Weight:
         """A forward value's costs, under what the user asks for."""
@@ -130,7 +135,7 @@ class Scales:
     def _is_safe(self, node: fx.Node) -> bool:
         """Whether what the caller holds may be kept."""
         is_tensor = isinstance(node.meta.get("val"), torch.Tensor)
-        return self.trusts_caller or not is_tensor or node in self.kept_by_eager
+        return self.trusts_caller or not is_tensor or node in self.given
 
     def _again(self, node: fx.Node) -> float:
         """Work of computing a value again, and of writing it where a library reads it."""
@@ -164,24 +169,53 @@ class Scales:
             for reader in readers(node)
         )
 
+    def _wish(self, node: fx.Node) -> tuple[str | None, Any]:
+        """The policy's answer and the checkpoint tag; a part has those of the whole."""
+        answer, tag = self.answers.get(node), node.meta.get("recompute")
+        whole = node.args[0] if node.target is operator.getitem else None
+        if isinstance(whole, fx.Node) and answer is None and tag is None:
+            return self._wish(whole)
+        return answer, tag
+
+    def _is_again(self, node: fx.Node) -> bool:
+        """Whether the user asks to compute it again."""
+        answer, tag = self._wish(node)
+        return answer == "recompute" or (answer is None and tag in AGAIN)
+
+    def _given(self) -> frozenset[fx.Node]:
+        """What the recorded backward reads, and what the user asks to compute values again from.
+
+        With what those are views of.
+        """
+        joint, classes = self.joint, self.classes
+        again = (node for node in joint.graph.nodes if self._is_again(node))
+        pending = [
+            source for node in (*classes.backward, *again) for source in node.all_input_nodes
+        ]
+        pending += [grad for grad in joint.grads if isinstance(grad, fx.Node)]
+        kept: set[fx.Node] = set()
+        while pending:
+            node = pending.pop()
+            if node in kept or node not in classes.forward:
+                continue
+            kept.add(node)
+            if is_view_op(node.target) or node.target is operator.getitem:
+                pending += node.all_input_nodes
+        return frozenset(kept)
+
     def _as_asked(self, node: fx.Node, weight: Weight) -> Weight:
         """Checkpoint tags and the user's policy over the costs; nothing makes a draw repeatable."""
         if weight.why == A_NUMBER:
             return weight
-        tag = node.meta.get("recompute")
-        wanted = self.policy(node) if self.policy is not None and node.op != "placeholder" else None
+        wanted, tag = self._wish(node)
         if wanted == "save" or (wanted is None and tag is CheckpointPolicy.MUST_SAVE):
             if weight.keep == NEVER:
                 return weight
             return replace(weight, again=NEVER, why="asked for: save")
-        if wanted == "recompute" or (
-            wanted is None
-            and tag in (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
-            and not leaves_region(node, self.classes)
-        ):
+        if self._is_again(node) and (wanted is not None or not leaves_region(node, self.classes)):
             if not may_run_again(node, any_operator=True):
                 return weight
-            must = tag is not CheckpointPolicy.PREFER_RECOMPUTE
+            must = wanted is not None or tag is CheckpointPolicy.MUST_RECOMPUTE
             keep = NEVER if must else weight.keep
             return replace(weight, keep=keep, again=0, why="asked for: recompute")
         if tag is CheckpointPolicy.PREFER_SAVE and wanted is None:
@@ -189,19 +223,31 @@ class Scales:
         return weight
 
 
-def _kept_by_eager(joint: Joint, classes: Classes) -> frozenset[fx.Node]:
-    """What the recorded backward reads, with what those are views of."""
-    pending = [source for node in classes.backward for source in node.all_input_nodes]
-    pending += [grad for grad in joint.grads if isinstance(grad, fx.Node)]
-    kept: set[fx.Node] = set()
-    while pending:
-        node = pending.pop()
-        if node in kept or node not in classes.forward:
-            continue
-        kept.add(node)
-        if is_view_op(node.target) or node.target is operator.getitem:
-            pending += node.all_input_nodes
-    return frozenset(kept)
+def _answers(joint: Joint, classes: Classes, policy: Policy | None) -> dict[fx.Node, str | None]:
+    """What the user's policy says of each forward value."""
+    if policy is None:
+        return {}
+    calls = (node for node in joint.graph.nodes if node.op == "call_function")
+    asked = (node for node in calls if classes.is_early(node) and not _is_arithmetic(node))
+    return {node: _answer(policy, node) for node in asked}
+
+
+def _answer(policy: Policy, node: fx.Node) -> str | None:
+    try:
+        answer = policy(node)
+    except Exception as error:
+        raise OptionError(
+            f"save_policy raised {type(error).__name__}: {error}",
+            where=f"{node.name} = {node.target}",
+            hint='it is asked for each value of the forward: "save", "recompute" or None',
+        ) from error
+    if answer not in ANSWERS:
+        raise OptionError(
+            f"save_policy answered {answer!r}",
+            where=f"{node.name} = {node.target}",
+            hint='answer "save", "recompute", or None for as the costs say',
+        )
+    return answer
 
 
 def _stages(graph: fx.Graph) -> dict[fx.Node, int]:
@@ -295,14 +341,14 @@ def flops_of(node: fx.Node) -> int | None:
         tensors = [arg for arg in args if isinstance(arg, torch.Tensor) and arg.dim() == 4]
         backward = "backward" in node.target.__name__
         query, key = tensors[1:3] if backward else tensors[:2]
-        batch, heads, length, width = (_hint(n) for n in query.size())
-        products = 4 * batch * heads * length * _hint(key.size(2)) * width
+        batch, heads, length, width = (hint_of(n) for n in query.size())
+        products = 4 * batch * heads * length * hint_of(key.size(2)) * width
         return products * 5 // 2 if backward else products
     count = flop_registry.get(node.target.overloadpacket)
     if count is None:
         return None
     try:
-        return int(_hint(count(*args, **kwargs, out_val=node.meta.get("val"))))
+        return int(hint_of(count(*args, **kwargs, out_val=node.meta.get("val"))))
     except (AttributeError, IndexError, TypeError, ValueError, AssertionError):
         return None  # arguments in a way that the counter does not read
 
@@ -329,7 +375,7 @@ def _parts(value: Any) -> Iterator[torch.Tensor]:
 
 def elements(value: torch.Tensor) -> int:
     """How many there are; symbolic sizes count as what they were when captured."""
-    return math.prod(_hint(size) for size in value.size())
+    return math.prod(hint_of(size) for size in value.size())
 
 
 def bytes_of(value: Any) -> int:
@@ -339,7 +385,8 @@ def bytes_of(value: Any) -> int:
     return elements(value) * int(value.dtype.itemsize)
 
 
-def _hint(size: Any) -> int:
+def hint_of(size: Any) -> int:
+    """A size as it was when captured, without a promise that it stays so; 1 if data decide."""
     if not isinstance(size, torch.SymInt):
         return int(size)
     known = size_hint(size)
