@@ -115,6 +115,31 @@ kernel totals
     np.testing.assert_allclose(total, np.exp(rows - rows.max(1)[:, None]).sum(1), rtol=1e-5)
 
 
+def test_what_is_stored_over_is_read_before_behind_choices_too() -> None:
+    """As relu(y) in the memory of y, beside cat([y[:2], x[2:]])."""
+    kernel = parse(
+        """
+kernel over
+  buffer new: f32[8]
+  buffer old: f32[8]
+  buffer x: f32[8]
+  buffer joined: f32[8]
+  shares new: old
+  outer i0: 8
+  stage
+    new[i0] = neg(old[i0])
+    joined[i0] = within(i0, 2, old[i0], x[i0])
+"""
+    )
+    place, x, joined = np.arange(8.0, dtype=np.float32), np.ones(8, np.float32), np.empty(8, "f4")
+    memory = {"new": place, "x": x, "joined": joined}
+
+    interpreted(kernel)(*(memory[b.name].ctypes.data for b in (*kernel.written, *kernel.read)), 1)
+
+    np.testing.assert_array_equal(place, -np.arange(8))
+    np.testing.assert_array_equal(joined, [0, 1, 1, 1, 1, 1, 1, 1])
+
+
 def test_what_is_compiled_is_named_after_its_content() -> None:
     one, other = (parse(TEXTS[name]) for name in ("columns", "turned"))
 

@@ -47,9 +47,7 @@ from stator.loops.prims import Prim
 from stator.loops.values import product
 
 QUARTER: Final = 4  # neighbours that share the words of Philox
-BEYOND_CACHE: Final = (
-    1 << 28
-)  # bytes of a buffer of which no cache holds much until it is read again
+BEYOND_CACHE: Final = 1 << 28  # bytes of a buffer that is gone from any cache when read again
 ATOMICS: Final = {Combine.SUM: "add", Combine.MAX: "max", Combine.MIN: "min"}
 
 
@@ -231,6 +229,9 @@ class Emitter:
         """Text of an expression; the same one is computed once."""
         key = (expr, self.chosen)
         found = self.values.get(key)
+        if found is None and isinstance(expr, Load):
+            # What was read everywhere is not read again: a store may have come between.
+            found = self.values.get((expr, ()))
         if found is None:
             found = self.values[key] = self._compute(expr)
         return found
