@@ -457,7 +457,7 @@ def test_threads(enabled: Path) -> None:
 
 def test_threads_fill_a_table_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = read_package(Path(compiled(tmp_path, X, X)))
-    container = Container(package.files, LIBRARY, (package.path, package.start), 1)
+    container = Container(package.files, LIBRARY, (package.file, package.start), 1)
     operator, put = Operator(print), Operator._put
     inside: list[int] = []
     most = []

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -14,6 +14,8 @@ from stator.aot.views import Geometry
 from stator.core.torch_types import Flat
 from stator.errors import Unsupported
 from stator.torch_api import FunctionalTensor, is_traceable_wrapper_subclass, storage_of, view_base
+
+T = TypeVar("T")
 
 
 def sharing_groups(values: Sequence[Any]) -> list[list[int]]:
@@ -100,10 +102,10 @@ class Merged:
         rest = [value for i, value in enumerate(values) if i not in merged]
         return [_base_of([values[i] for i in group]) for group in self.groups] + rest
 
-    def packed_positions(self, inputs: frozenset[int]) -> frozenset[int]:
-        """Where inputs of the program stand among packed arguments; a base is none of them."""
+    def packed_places(self, of: Mapping[int, T]) -> dict[int, T]:
+        """What is known of inputs, by their places among packed arguments; of bases, nothing."""
         rest = [i for i in range(self.count) if i not in self.places]
-        return frozenset(n for n, i in enumerate(rest, len(self.groups)) if i in inputs)
+        return {n: of[i] for n, i in enumerate(rest, len(self.groups)) if i in of}
 
     def __call__(self, *packed: Any) -> list[Any]:
         """The program on packed arguments; outputs that are merged inputs are left to `unpack`."""

@@ -203,7 +203,7 @@ class Specialized:
             return call
         merged = Merged.of(function, arguments, groups)
         fakes, mode = to_fake(merged.pack(arguments))
-        tools = replace(self.tools, weights=merged.packed_positions(self.tools.weights))
+        tools = replace(self.tools, weights=merged.packed_places(self.tools.weights))
         call, _ = _compile(merged, fakes, mode, tools)
 
         def with_bases(*arguments: Any) -> Sequence[Any]:
