@@ -52,5 +52,7 @@ def test_calls_that_succeed_take_no_key_of_the_process(tmp_path: Path) -> None:
     loaded = stator.load(path)
     loaded(x)
     assert next_key() == before
-    with pytest.raises(ValueError, match="input 0, .*: type float64, and it was built for float32"):
+    with pytest.raises(
+        ValueError, match=r"input 0, .*: type float64, and it was built for float32"
+    ):
         loaded(x.double())
