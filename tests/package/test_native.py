@@ -56,3 +56,20 @@ def test_calls_that_succeed_take_no_key_of_the_process(tmp_path: Path) -> None:
         ValueError, match=r"input 0, .*: type float64, and it was built for float32"
     ):
         loaded(x.double())
+
+
+def test_errors_are_told_when_the_process_has_no_keys_left(tmp_path: Path) -> None:
+    x, process, keys = torch.randn(3, 4), ctypes.CDLL(None), []
+    path = stator.aot_compile(
+        torch.nn.Tanhshrink(), (x,), options={"output_path": tmp_path / "model.pt2"}
+    )
+    loaded = stator.load(path)
+    key = ctypes.c_uint()
+    while process.pthread_key_create(ctypes.byref(key), None) == 0:
+        keys.append(key.value)
+    try:
+        with pytest.raises(ValueError, match="type float64"):
+            loaded(x.double())
+    finally:
+        for number in keys:
+            process.pthread_key_delete(number)

@@ -3,6 +3,8 @@
 
 @text_key = internal global i32 0
 @text_once = internal global i32 0
+@no_key = internal global i32 0  ; whether the process had none left
+@shared_room = internal global [2048 x i8] zeroinitializer  ; for the messages of all threads then
 @no_text = text ""
 
 declare ptr @calloc(i64, i64) nonlazybind
@@ -21,13 +23,20 @@ declare extern_weak ptr @torch_exception_get_what_without_backtrace() nonlazybin
 ; --- what went wrong ---
 
 define internal void @make_key() {
-  call i32 @pthread_key_create(ptr @text_key, ptr @free)
+  %code = call i32 @pthread_key_create(ptr @text_key, ptr @free)
+  store i32 %code, ptr @no_key
   ret void
 }
 
 ; Room for this thread's message.
 define internal ptr @room_for_text() {
   call i32 @pthread_once(ptr @text_once, ptr @make_key)
+  %code = load i32, ptr @no_key
+  %is_made = icmp eq i32 %code, 0
+  br i1 %is_made, label %own, label %shared
+shared:
+  ret ptr @shared_room
+own:
   %key = load i32, ptr @text_key
   %known = call ptr @pthread_getspecific(i32 %key)
   %is_known = icmp ne ptr %known, null
