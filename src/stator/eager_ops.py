@@ -23,11 +23,12 @@ from torch.library import Library, get_kernel
 from stator.ahead import aot_compile
 from stator.codegen.llvm.libraries import library_function
 from stator.errors import OptionError, StatorWarning, Unsupported
-from stator.options import cache_folder, read_options
+from stator.options import cache_folder, level_limit, read_options
 from stator.package.archive import LIBRARY, read_package
 from stator.package.lookup import MOST_OUTPUTS, Operator
 from stator.package.native import Container
 from stator.package.operators import OperatorCache, described
+from stator.package.tables import LEVELS
 from stator.torch_api import (
     BEGIN_NUMBERS,
     END_NUMBERS,
@@ -88,7 +89,8 @@ def aoti_compile_with_persistent_cache(
     if device_type != "cpu":
         raise OptionError(f"device_type cannot be {device_type!r}", hint="give 'cpu'")
     # For one processor, so that compiling is short; others that share the folder have their own.
-    levels = (_LEVELS.get(torch.backends.cpu.get_cpu_capability(), 1),)
+    best = level_limit(_LEVELS.get(torch.backends.cpu.get_cpu_capability(), 1))
+    levels = (max((level for level in LEVELS if level <= best), default=min(LEVELS)),)
     wishes = {"levels": levels, **(options or {})}
     meta = described(args, kwargs)
     cache = _cache(ns, op_func_name_with_overload, device_type, wishes)

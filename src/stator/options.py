@@ -200,6 +200,12 @@ def wanted_fault() -> str | None:
     return os.environ.get("STATOR_FAULT") or None
 
 
+def level_limit(best: int) -> int:
+    """The level of x86-64 that kernels may be for; libraries read it themselves, when loaded."""
+    asked = os.environ.get("STATOR_LEVEL", "")
+    return min(best, int(asked)) if asked.isdigit() else best
+
+
 def cache_folder(options: Options) -> Path:
     """Where compiled programs are kept."""
     if options.cache_dir is not None:

@@ -164,6 +164,8 @@ def test_an_entry_is_for_the_processor(tmp_path: Path, monkeypatch: pytest.Monke
         assert read_package(path).manifest["levels"] == [level]
         found.append(path)
     assert len(set(found)) == 3
+    monkeypatch.setenv("STATOR_LEVEL", "3")
+    assert compiled(tmp_path) == str(found[1])
 
 
 def test_a_folder_may_be_moved(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 
 @text_key = internal global i32 0
 @text_once = internal global i32 0
+@no_key = internal global i32 0  ; whether the process had none left
+@shared_room = internal global [2048 x i8] zeroinitializer  ; for the messages of all threads then
 @no_text = text ""
 
 declare ptr @calloc(i64, i64) nonlazybind
@@ -22,13 +24,20 @@ declare extern_weak ptr @torch_exception_get_what_without_backtrace() nonlazybin
 ; --- what went wrong ---
 
 define internal void @make_key() {
-  call i32 @pthread_key_create(ptr @text_key, ptr @free)
+  %code = call i32 @pthread_key_create(ptr @text_key, ptr @free)
+  store i32 %code, ptr @no_key
   ret void
 }
 
 ; Room for this thread's message.
 define internal ptr @room_for_text() {
   call i32 @pthread_once(ptr @text_once, ptr @make_key)
+  %code = load i32, ptr @no_key
+  %is_made = icmp eq i32 %code, 0
+  br i1 %is_made, label %own, label %shared
+shared:
+  ret ptr @shared_room
+own:
   %key = load i32, ptr @text_key
   %known = call ptr @pthread_getspecific(i32 %key)
   %is_known = icmp ne ptr %known, null
@@ -133,12 +142,25 @@ good:
   ret i32 0
 }
 
-; Whether an input is of the type and the sizes (-1: any) that the program was built for.
+; Whether an input is of the type and the sizes (-1: any) that the program was built for.  Only who
+; has something to say takes this thread's room: a process has few keys, and each library takes one.
 define internal i32 @stator_check_input(ptr %tensor, i64 %number, ptr %name, i32 %dtype, i64 %dims, ptr %sizes) {
+  %room = alloca [2048 x i8]
+  %differs = call i32 @compare_input(ptr %tensor, i64 %number, ptr %name, i32 %dtype, i64 %dims, ptr %sizes, ptr %room)
+  %same = icmp eq i32 %differs, 0
+  br i1 %same, label %good, label %bad
+bad:
+  %code = call i32 @say(ptr %room)
+  ret i32 %code
+good:
+  ret i32 0
+}
+
+; The same; where it is not, `room` has the message.
+define internal i32 @compare_input(ptr %tensor, i64 %number, ptr %name, i32 %dtype, i64 %dims, ptr %sizes, ptr %room) {
 entry:
   %word = alloca i64
   %list_at = alloca ptr
-  %room = call ptr @room_for_text()
   call i32 @aoti_torch_get_dtype(ptr %tensor, ptr %word)
   %its_type = load i32, ptr %word
   %same_type = icmp eq i32 %its_type, %dtype
