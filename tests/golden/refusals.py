@@ -116,8 +116,8 @@ def scaled_by_rows(x: Tensor, w: Tensor, bias: Tensor, c: Tensor) -> Tensor:
     return F.linear(x, w, bias) * c[:2, None]
 
 
-def scaled_behind_a_cast(x: Tensor, w: Tensor, bias: Tensor, c: Tensor) -> Tensor:
-    """a product scaled behind a cast"""
+def scaled_with_more_digits(x: Tensor, w: Tensor, bias: Tensor, c: Tensor) -> Tensor:
+    """a product scaled with more digits, which the caller gets"""
     return F.linear(x, w, bias).double() * c.double()
 
 
@@ -247,7 +247,7 @@ REFUSALS: Final = (
     Example(fold_batch_norm, of_halves, statistics, weights=(1, 2, 3)),
     Example(fold_binary, divided_by, ROWS, weights=(1, 2, 3)),
     Example(fold_binary, scaled_by_rows, ROWS, weights=(1, 2, 3)),
-    Example(fold_binary, scaled_behind_a_cast, ROWS, weights=(1, 2, 3)),
+    Example(fold_binary, scaled_with_more_digits, ROWS, weights=(1, 2, 3)),
     Example(join_linears, returned_part, PAIR, weights=(1, 2)),
     Example(join_linears, of_two_inputs, PAIR, weights=(1, 2)),
     Example(join_linears, weight_that_changes, PAIR, weights=(1,)),

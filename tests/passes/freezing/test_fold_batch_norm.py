@@ -13,6 +13,8 @@ from torch import Tensor
 from stator.core.fuel import Fuel
 from stator.graph.run import Ctx
 from stator.passes.freezing.fold_batch_norm import fold_batch_norm
+from stator.passes.freezing.fold_binary import fold_binary
+from stator.passes.joint.drop_noops import drop_noops
 from tests.passes.freezing.accuracy import folded
 from tests.passes.freezing.graphs import rewritten, run_with_constants, with_weights
 
@@ -61,6 +63,17 @@ def test_statistics_may_have_more_digits_than_weights() -> None:
     calls, _ = folded(fn, given, fold_batch_norm)
 
     assert calls == [CONVOLUTION]
+
+
+def test_a_norm_of_more_digits_that_is_rounded_behind_is_folded() -> None:
+    def fn(x: Tensor, w: Tensor, b: Tensor, *rest: Tensor) -> Tensor:
+        return F.batch_norm(F.conv2d(x, w, b).to(rest[0].dtype), *rest).to(x.dtype).relu()
+
+    x, w, b = torch.randn(2, 4, 9, 9), torch.randn(8, 4, 3, 3), torch.randn(8)
+    given = (x.bfloat16(), w.bfloat16(), b.bfloat16(), *statistics(8))
+    calls, notes = folded(fn, given, fold_batch_norm, fold_binary, drop_noops)
+    assert notes == ["_native_batch_norm_legit_no_training is folded"]
+    assert calls == [CONVOLUTION, "aten.relu.default"]
 
 
 def test_double_precision_is_folded_in_itself() -> None:

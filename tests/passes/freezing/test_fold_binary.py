@@ -15,6 +15,7 @@ from stator.graph.run import Ctx
 from stator.options import Options
 from stator.passes.freezing.fold_batch_norm import fold_batch_norm
 from stator.passes.freezing.fold_binary import fold_binary
+from stator.passes.joint.drop_noops import drop_noops
 from tests.passes.freezing.accuracy import folded
 from tests.passes.freezing.graphs import rewritten, run_with_constants, with_weights
 
@@ -183,6 +184,29 @@ def test_16_bits_meet_16() -> None:
     assert without_views(calls) == ["aten.addmm.default"]
 
 
+@pytest.mark.parametrize("is_cast_before", [False, True])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda y, c: y * c,
+        lambda y, c: y + c,
+        lambda y, c: c + y * c,
+        lambda y, c: (y / c).view(-1, 6) * 2 - c,
+    ],
+)
+def test_arithmetic_of_more_digits_that_is_rounded_behind_is_folded(
+    change: Callable[[Tensor, Tensor], Tensor], is_cast_before: bool
+) -> None:
+    def fn(x: Tensor, w: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        y = linear(x, w, b)
+        return change(y.to(c.dtype) if is_cast_before else y, c).to(x.dtype).relu()
+
+    x, w, b = (one.bfloat16() for one in ROWS)
+    calls, notes = folded(fn, (x, w, b, CHANNELS.abs() + 0.5), fold_binary, drop_noops)
+    assert without_views(calls) == ["aten.addmm.default", "aten.relu.default"]
+    assert not any("not folded" in note for note in notes)
+
+
 def test_a_chain_of_factors_keeps_to_the_range_of_float16_as_a_whole() -> None:
     def fn(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
         return linear(x, w, b) * 8 * 8 * 8
@@ -217,6 +241,10 @@ def on_the_right(op: Callable[[Any, Any], Any]) -> Callable[..., Any]:
 
 def with_constant(change: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     return lambda x, w, b, c: change(linear(x, w, b), c)
+
+
+def with_wide(change: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    return lambda x, w, b, c: change(linear(x.bfloat16(), w.bfloat16(), b.bfloat16()).float(), c)
 
 
 def with_half(change: Callable[[Any, Any], Any]) -> Callable[..., Any]:
@@ -258,7 +286,11 @@ ALL = (1, 2, 3)
         (with_constant(lambda y, c: y * c), (1, 3), "the bias of addmm is no constant"),
         (with_constant(lambda y, c: y + c), (1, 3), "the bias of addmm is no constant"),
         (with_constant(lambda y, c: y * c.double()), ALL, "makes torch.float64"),
-        (with_constant(lambda y, c: y.double() * c), ALL, "_to_copy stands between"),
+        (with_constant(lambda y, c: y.double() * c), ALL, "makes torch.float64"),
+        (with_wide(lambda y, c: (y * c).exp().bfloat16()), ALL, "makes torch.float32"),
+        (with_wide(lambda y, c: (y * c).bfloat16() + y), ALL, "others read _to_copy_3, too"),
+        (with_wide(lambda y, c: (y * c - y.new_ones(5, 1)).bfloat16()), ALL, "others read"),
+        (with_wide(lambda y, c: ((y + c) * c[:5, None]).bfloat16()), ALL, "makes torch.float32"),
         (with_constant(lambda y, c: y * c[:5, None]), ALL, "more than one number for every"),
         (with_constant(lambda y, c: y * c.outer(c)[:5]), ALL, "more than one number for every"),
         (with_constant(lambda y, c: y * c[:2, None, None]), ALL, "more than one number"),

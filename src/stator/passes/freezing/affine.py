@@ -24,6 +24,7 @@ from stator.torch_api import is_mutable_op
 
 aten = torch.ops.aten
 
+CAST: Final = aten._to_copy.default
 PRODUCTS: Final = (aten.convolution.default, aten.mm.default, aten.addmm.default)
 VIEWS: Final = (
     aten.view.default,
@@ -31,6 +32,11 @@ VIEWS: Final = (
     aten.unsqueeze.default,
     aten.squeeze.dim,
 )
+ADD: Final = (aten.add.Tensor, aten.add.Scalar)
+SUB: Final = (aten.sub.Tensor, aten.sub.Scalar, aten.rsub.Tensor, aten.rsub.Scalar)
+MUL: Final = (aten.mul.Tensor, aten.mul.Scalar)
+DIV: Final = (aten.div.Tensor, aten.div.Scalar)
+ARITHMETIC: Final = frozenset({*ADD, *SUB, *MUL, *DIV})
 TURNS: Final = (aten.t.default, aten.permute.default, aten.transpose.int)
 HALF_RANGE: Final = 16.0  # a factor that leaves weights of float16 where it has all its digits
 LARGE: Final = 1 << 18  # elements of a weight that is not held twice for the sake of a fold
@@ -43,13 +49,13 @@ class Product:
     """A convolution or matrix product; its result has channels along axis 1."""
 
     node: fx.Node
-    read: fx.Node  # the result, or a view of it
+    read: fx.Node  # the result, or a view of it, perhaps with more digits
 
     @staticmethod
     def behind(read: Any) -> Product | None:
-        """The product that `read` is a view of."""
+        """The product that `read` is a view of, or a cast to a wider type."""
         node = read
-        while isinstance(node, fx.Node) and node.target in VIEWS:
+        while isinstance(node, fx.Node) and (node.target in VIEWS or _widens(node)):
             node = node.args[0]
         is_product = isinstance(node, fx.Node) and node.target in PRODUCTS
         return Product(node, read) if is_product else None
@@ -160,9 +166,11 @@ def fold(
 
     What is made for that joins the nodes that are `settled`.
     """
-    was, now = result.meta["val"], product.read.meta["val"]
-    if (was.dtype, layout_of(was)) != (now.dtype, layout_of(now)):
-        return f"it makes {was.dtype} {tuple(was.size())} of {now.dtype} {tuple(now.size())}"
+    was, now, own = (node.meta["val"] for node in (result, product.read, product.node))
+    if layout_of(was) != layout_of(now) or not (
+        was.dtype == own.dtype or _is_rounded_behind(result, own.dtype, settled)
+    ):
+        return f"it makes {was.dtype} {tuple(was.size())} of {own.dtype} {tuple(now.size())}"
     builder = Builder(product.node.graph, result)
     weight, bias = builder.run(_folded, product, affine, product.weight, product.bias, *constants)
     if reason := why_not_kept(builder.added, f"fold: {result.name}", ctx):
@@ -171,9 +179,44 @@ def fold(
     hoist(builder.added, product.node)
     settled.update(dict.fromkeys(builder.added))
     new = _rewritten(product, weight, bias)
-    result.replace_all_uses_with(new if product.read is product.node else product.read)
+    read = new if product.read is product.node else product.read
+    if was.dtype != now.dtype:
+        read = Builder(result.graph, result).call(CAST, read, dtype=was.dtype)
+    result.replace_all_uses_with(read)
     result.graph.erase_node(result)  # it would count as a reader
     return None
+
+
+def _is_rounded_behind(result: fx.Node, dtype: torch.dtype, settled: Collection[fx.Node]) -> bool:
+    """Whether a result of more digits is rounded to `dtype` anyway.
+
+    At once; or, of a multiplication, behind arithmetic with constants: its digits are those of the
+    product, which was rounded before.  Those of a sum might be all that is left of a later one.
+    """
+    links = (*VIEWS, *ARITHMETIC) if result.target in (*MUL, *DIV) else VIEWS
+    node = result
+    while len(node.users) == 1:
+        (reader,) = node.users
+        if is_cast(reader):
+            return bool(reader.meta["val"].dtype == dtype)
+        others = [one for one in reader.all_input_nodes if one is not node]
+        if reader.target not in links or any(one not in settled for one in others):
+            return False
+        node = reader
+    return False
+
+
+def is_cast(node: fx.Node) -> bool:
+    """Whether the node changes the type of its operand and nothing else."""
+    return node.target is CAST and set(node.kwargs) == {"dtype"}
+
+
+def _widens(node: fx.Node) -> bool:
+    """Whether the node casts to a floating-point type that has all numbers of its operand's."""
+    if not is_cast(node):
+        return False
+    narrow, wide = (one.meta["val"].dtype for one in (*node.all_input_nodes, node))
+    return bool(wide.is_floating_point and torch.promote_types(narrow, wide) == wide)
 
 
 def why_not_kept(made: Sequence[fx.Node], what: str, ctx: Ctx) -> str | None:

@@ -12,11 +12,10 @@ from stator.graph.build import Builder
 from stator.graph.edit import drop_unread
 from stator.graph.rules import why_not_same
 from stator.graph.run import Ctx
-from stator.passes.freezing.affine import writer_between
+from stator.passes.freezing.affine import CAST, is_cast, writer_between
 
 aten = torch.ops.aten
 
-CAST: Final = aten._to_copy.default
 FLOATS: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 VIEWS: Final = frozenset(
     {
@@ -61,7 +60,7 @@ class Trip:
         while isinstance(node, fx.Node) and node.target in MOVES:
             moves.append(node)
             node = node.args[0]
-        if not isinstance(node, fx.Node) or not _is_cast(node):
+        if not isinstance(node, fx.Node) or not is_cast(node):
             return None
         return Trip(node, tuple(reversed(moves)), back)
 
@@ -99,10 +98,10 @@ def drop_casts(graph: fx.Graph, ctx: Ctx) -> int:
     """
     dropped = 0
     for node in graph.find_nodes(op="call_function", target=CAST):
-        trip = Trip.to(node) if _is_cast(node) else None
+        trip = Trip.to(node) if is_cast(node) else None
         if trip is None:
             continue
-        reason = trip.why_not_dropped() or _drop(trip, ctx)
+        reason = trip.why_not_dropped() or drop(trip, ctx)
         said = "is dropped" if reason is None else f"not dropped: {reason}"
         ctx.record.notes.append(f"{node.name} {said}")
         dropped += reason is None
@@ -110,12 +109,7 @@ def drop_casts(graph: fx.Graph, ctx: Ctx) -> int:
     return dropped
 
 
-def _is_cast(node: fx.Node) -> bool:
-    """Whether the node changes the type of its operand and nothing else."""
-    return node.target is CAST and set(node.kwargs) == {"dtype"}
-
-
-def _drop(trip: Trip, ctx: Ctx) -> str | None:
+def drop(trip: Trip, ctx: Ctx) -> str | None:
     """Write the moves anew, without casts around them; the reason, if they may not."""
     builder = Builder(trip.back.graph, trip.back)
     dtype = trip.back.meta["val"].dtype

@@ -11,18 +11,25 @@ from torch import fx
 
 from stator.graph.edit import drop_unread
 from stator.graph.run import Ctx
-from stator.passes.freezing.affine import Affine, Product, fold
+from stator.passes.freezing.affine import (
+    ADD,
+    ARITHMETIC,
+    CAST,
+    DIV,
+    MUL,
+    SUB,
+    Affine,
+    Product,
+    fold,
+    is_cast,
+)
+from stator.passes.freezing.drop_casts import Trip, drop
 from stator.passes.freezing.fold_batch_norm import fold_batch_norm
 from stator.passes.freezing.take_constants import constant_nodes
 
 aten = torch.ops.aten
 
-ADD: Final = (aten.add.Tensor, aten.add.Scalar)
-SUB: Final = (aten.sub.Tensor, aten.sub.Scalar, aten.rsub.Tensor, aten.rsub.Scalar)
-MUL: Final = (aten.mul.Tensor, aten.mul.Scalar)
-DIV: Final = (aten.div.Tensor, aten.div.Scalar)
 REVERSED: Final = (aten.rsub.Tensor, aten.rsub.Scalar)
-ARITHMETIC: Final = frozenset({*ADD, *SUB, *MUL, *DIV})
 
 
 def fold_binary(graph: fx.Graph, ctx: Ctx) -> int:
@@ -39,7 +46,21 @@ def fold_binary(graph: fx.Graph, ctx: Ctx) -> int:
         found = 0
         if "fold_batch_norm" not in ctx.options.skip and fold_batch_norm(graph, ctx):
             found = _sweep(graph, ctx)
-    return folded
+    return folded + _drop_trips(graph, ctx)
+
+
+def _drop_trips(graph: fx.Graph, ctx: Ctx) -> int:
+    """Drop casts around arithmetic, or a batch norm, that is folded by now; return how many."""
+    dropped, settled = 0, constant_nodes(graph)
+    for node in graph.find_nodes(op="call_function", target=CAST):
+        trip = Trip.to(node) if is_cast(node) else None
+        product = None if trip is None else Product.behind(trip.out)
+        if trip is None or product is None or product.node in settled:
+            continue
+        if product.why_not(settled) is None and trip.why_not_dropped() is None:
+            dropped += drop(trip, ctx) is None
+    drop_unread(graph)
+    return dropped
 
 
 def _sweep(graph: fx.Graph, ctx: Ctx) -> int:
@@ -52,7 +73,7 @@ def _sweep(graph: fx.Graph, ctx: Ctx) -> int:
         if operands is None:
             continue
         product, constant = operands
-        reason = _why_not_behind(node, product) or _fold(node, product, constant, settled, ctx)
+        reason = _fold(node, product, constant, settled, ctx)
         said = "is folded" if reason is None else f"not folded: {reason}"
         if (text := f"{node.name} {said}") not in ctx.record.notes:
             ctx.record.notes.append(text)
@@ -65,19 +86,11 @@ def _sweep(graph: fx.Graph, ctx: Ctx) -> int:
 def _operands(node: fx.Node, settled: Collection[fx.Node]) -> tuple[Product, Any] | None:
     """A product and a constant, if the node computes with such."""
     for this, other in (node.args[:2], node.args[1::-1]):
-        is_cast = isinstance(this, fx.Node) and this.target is aten._to_copy.default
-        product = Product.behind(this.args[0] if is_cast else this)
+        product = Product.behind(this)
         is_constant = isinstance(other, int | float) or other in settled
         if product is not None and product.node not in settled and is_constant:
             return product, other
     return None
-
-
-def _why_not_behind(node: fx.Node, product: Product) -> str | None:
-    """None if arithmetic follows a product at once; otherwise the reason."""
-    between = [one for one in node.all_input_nodes if one.target is aten._to_copy.default]
-    casts = [one for one in between if one.args[0] is product.read]
-    return f"{casts[0].name} stands between" if casts else None
 
 
 def _fold(
@@ -100,7 +113,7 @@ def _fold(
 def _why_not(node: fx.Node, product: Product, constant: Any) -> str | None:
     """None if the constant has one number for every channel that can be folded."""
     if not isinstance(constant, fx.Node):
-        return _why_not_number(node, float(constant))
+        return _why_not_number(node, float(constant), product.node.meta["val"].dtype)
     sizes = constant.meta["val"].size()
     missing = product.read.meta["val"].dim() - len(sizes)
     axes = [axis + missing for axis, size in enumerate(sizes) if size != 1]
@@ -109,12 +122,12 @@ def _why_not(node: fx.Node, product: Product, constant: Any) -> str | None:
     return None
 
 
-def _why_not_number(node: fx.Node, number: float) -> str | None:
+def _why_not_number(node: fx.Node, number: float, dtype: torch.dtype) -> str | None:
     if node.target in DIV:
         if number == 0:
             return "it divides by zero"
         number = 1 / number
-    if not math.isfinite(number) or abs(number) > torch.finfo(node.meta["val"].dtype).max:
+    if not math.isfinite(number) or abs(number) > torch.finfo(dtype).max:
         return f"{number} is too large"
     return None
 
