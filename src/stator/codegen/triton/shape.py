@@ -198,8 +198,8 @@ def _fits(index: Index) -> bool:
     if not index.axes:
         return True  # of numbers that are handed over alone: these come in 64
     own = Index(tuple(term for term in index.terms if not _is_computed(term[0])))
-    bound = upper_bound(own)
-    if bound is None or not _is_small(bound):
+    bounds = (upper_bound(own), upper_bound(-own))
+    if any(bound is None or not _is_small(bound) for bound in bounds):
         return False
     atoms = [atom for term, _ in own.terms for atom in term]
     inner = [atom.value for atom in atoms if isinstance(atom, Quotient | Remainder)]
