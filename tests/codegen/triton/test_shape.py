@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stator.codegen.triton.kernel import source_of
-from stator.codegen.triton.shape import FEWEST_PROGRAMS, is_wide, shape_of
+from stator.codegen.triton.shape import AT_A_TIME, FEWEST_PROGRAMS, is_wide, shape_of
 from stator.loops.ir import Kernel
 from stator.loops.parse import parse
 
@@ -86,6 +86,12 @@ def test_several_wide_sums_take_fewer_elements_at_a_time() -> None:
     kernel = kernel_of(TWO_SUMS, 1 << 14, 1000)
 
     assert (shape_of(kernel).outer, shape_of(kernel).inner) == (64, 8)
+
+
+def test_sums_of_whole_numbers_take_as_many_elements_as_others() -> None:
+    whole = TWO_SUMS.replace("f64", "i64").replace("bf16", "i32")
+
+    assert shape_of(kernel_of(whole, 1 << 14, 1000)).inner == AT_A_TIME
 
 
 @pytest.mark.parametrize("first", ["- 3000000000", "+ 3000000000"])

@@ -134,16 +134,18 @@ def _tiles(kernel: Kernel) -> Shape | None:
 def _columns(kernel: Kernel, lengths: list[Index]) -> Shape:
     """A program takes rows that lie next to each other, some elements of each at a time."""
     bytes_ = max((buffer.dtype.bytes for buffer in kernel.read), default=4)
-    longest = max((length.constant or SLENDER for length in lengths), default=1)
+    longest = max(length.constant or SLENDER for length in lengths)
     rows = product([axis.size for axis in kernel.outer]).constant
     across = ACROSS
     while rows and rows < across * FEWEST_PROGRAMS and across * bytes_ > LEAST_ACROSS:
         across //= 2
     if across < ACROSS:
         return Shape("rows", across, min(power(longest), SLENDER), 8 if longest >= SHARED else 4)
-    wide = [s for s in kernel.statements if isinstance(s, Accumulate) and s.value.dtype.bytes == 8]
+    sums = [s.value.dtype for s in kernel.statements if isinstance(s, Accumulate)]
     most = AT_A_TIME // 2 if bytes_ <= 2 else AT_A_TIME
-    return Shape("rows", across, min(power(longest), most if len(wide) < 2 else SEVERAL_SUMS), 4)
+    return Shape(
+        "rows", across, min(power(longest), most if sums.count(DType.F64) < 2 else SEVERAL_SUMS), 4
+    )
 
 
 def _weight(kernel: Kernel) -> int:
