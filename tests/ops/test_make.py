@@ -120,7 +120,8 @@ def test_a_conversion_rounds_where_nobody_stores_it(dtype: torch.dtype) -> None:
     def lost(x: Tensor) -> Any:
         half = x.to(dtype)
         product = half.float() * half.float() - (half * half).float()
-        return x - half.float(), x - torch.empty_like(half).copy_(x), product
+        joined = half.float() * half.float() - torch.cat([half * half, x])[:40]
+        return x - half.float(), x - torch.empty_like(half).copy_(x), product, joined
 
     x = torch.randn(40, 30)
     found = torch.compile(lost, backend="stator", options={"strict": True})(x)

@@ -11,7 +11,7 @@ from typing import Final
 import torch
 
 from stator.core.dtypes import DType
-from stator.loops.build import apply, const
+from stator.loops.build import apply, cast, const
 from stator.loops.ir import Apply, Cast, Const, Expr, Load
 from stator.loops.prims import Prim
 from stator.loops.values import Value
@@ -36,6 +36,14 @@ def rounded(expr: Expr, dtype: DType) -> Expr:
 def as_held(x: Value) -> Value:
     """`x` as memory would hold it."""
     return Value(x.size, x.dtype, lambda point: rounded(x.load(point), x.dtype))
+
+
+def converted(x: Value, dtype: DType) -> Value:
+    """`x` in another type: halves are rounded before and after."""
+    if x.dtype is dtype:
+        return x
+    held, kind = as_held(x), dtype.computed_in
+    return as_held(Value(x.size, dtype, lambda point: cast(held.load(point), kind)))
 
 
 def is_exact(expr: Expr, dtype: DType) -> bool:

@@ -12,7 +12,7 @@ import torch
 
 from stator.core.dtypes import DType
 from stator.loops.build import Body, cast, const
-from stator.loops.half import as_held
+from stator.loops.half import converted
 from stator.loops.index import Index
 from stator.loops.ir import Expr, IndexValue, within
 from stator.loops.values import Builder, Point, Result, Value, broadcast
@@ -28,7 +28,7 @@ EXACT: Final = 1 << 53  # integers below are exact as floats
 @lowers(aten._to_copy.default, exact=Exact.EVERYWHERE)
 def to_copy(t: Builder, result: Result, x: Value, **options: Any) -> Value | None:
     """x in another type.  A conversion that was asked for rounds, even where nobody stores it."""
-    return None if options.get("pin_memory") else _converted(result, x)
+    return None if options.get("pin_memory") else converted(x, result.dtype)
 
 
 @lowers(aten.clone.default, exact=Exact.EVERYWHERE)
@@ -40,15 +40,7 @@ def clone(t: Builder, result: Result, x: Value, memory_format: Any = None) -> Va
 @lowers(aten.copy.default, exact=Exact.EVERYWHERE)
 def copy(t: Builder, result: Result, x: Value, source: Value, non_blocking: bool = False) -> Value:
     """source, in the size and type of x."""
-    return _converted(result, broadcast(source, result.size))
-
-
-def _converted(result: Result, x: Value) -> Value:
-    """x in the type of the result."""
-    if x.dtype is result.dtype:
-        return Value(result.size, x.dtype, x.load)
-    held, kind = as_held(x), result.dtype.computed_in
-    return as_held(Value(result.size, result.dtype, lambda p: cast(held.load(p), kind)))
+    return converted(broadcast(source, result.size), result.dtype)
 
 
 @lowers(aten.full.default, exact=Exact.EVERYWHERE)
