@@ -39,6 +39,17 @@ def called(fn: Callable[..., Any], *inputs: Tensor, grad: bool = False) -> list[
     return re.findall(r"aten\.\w+", "\n".join(record.graphs.values()))
 
 
+def grouped(q: Tensor, m: Tensor) -> Tensor:
+    """Two heads of keys for four of queries."""
+    return F.scaled_dot_product_attention(q, q[:, :2], q[:, :2], is_causal=True, enable_gqa=True)
+
+
+def narrow(q: Tensor, m: Tensor) -> Tensor:
+    """Heads of a width that is no multiple of 8."""
+    q = q[..., :20].contiguous()
+    return F.scaled_dot_product_attention(q, q, q)
+
+
 ATTENTION: Final[dict[str, Callable[..., Tensor]]] = {
     "plain": lambda q, m: F.scaled_dot_product_attention(q, q, q),
     "causal": lambda q, m: F.scaled_dot_product_attention(q, q, q, is_causal=True),
@@ -60,6 +71,19 @@ def test_attention_is_one_call(name: str, dtype: torch.dtype, grad: bool) -> Non
     assert not any("bmm" in name or "softmax" in name for name in found), found
     if grad:
         assert any("attention_backward" in name for name in found), found
+
+
+@pytest.mark.parametrize("attend", [grouped, narrow])
+def test_so_is_that_of_groups_and_of_narrow_heads(attend: Callable[..., Tensor]) -> None:
+    """As eager has them, in inference."""
+    q, mask = randn(2, 4, 128, 64, dtype=torch.bfloat16), randn(1)
+    found = called(attend, q, mask)
+
+    assert any(fused in name for name in found for fused in FUSED), found
+    assert not any("bmm" in name or "softmax" in name for name in found), found
+    exact = attend(q.double(), mask.double())
+    ours, eager = compiled(attend, cache=False)(q, mask), attend(q, mask)
+    assert (ours - exact).abs().max() <= 2 * (eager - exact).abs().max()
 
 
 @pytest.mark.parametrize("module", ["attention", "layer"])

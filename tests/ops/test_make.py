@@ -115,6 +115,20 @@ def test_dynamic_sizes() -> None:
     check_fused(run, sample(5, 6), dynamic=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_conversion_rounds_where_nobody_stores_it(dtype: torch.dtype) -> None:
+    def lost(x: Tensor) -> Any:
+        half = x.to(dtype)
+        product = half.float() * half.float() - (half * half).float()
+        joined = half.float() * half.float() - torch.cat([half * half, x])[:40]
+        return x - half.float(), x - torch.empty_like(half).copy_(x), product, joined
+
+    x = torch.randn(40, 30)
+    found = torch.compile(lost, backend="stator", options={"strict": True})(x)
+
+    assert all(map(torch.equal, found, lost(x)))
+
+
 PINNED: dict[str, Callable[..., Any]] = {
     **{name: getattr(make, name) for name in ("zeros", "ones", "empty", "eye", "to_copy")},
     "full": lambda t, result, **options: make.full(t, result, [3], 1, **options),

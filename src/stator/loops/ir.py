@@ -38,7 +38,7 @@ from stator.loops.index import (
     lower_bound,
     upper_bound,
 )
-from stator.loops.prims import COMPARISONS, Prim
+from stator.loops.prims import COMPARISONS, ROUNDINGS, Prim
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,7 +174,8 @@ class Apply(Expr):
 
     @cached_property
     def size(self) -> int:
-        return 1 + sum(arg.size for arg in self.args)
+        own = self.prim not in ROUNDINGS  # a load or a store rounds as well
+        return own + sum(arg.size for arg in self.args)
 
     def replaced(self, values: Mapping[Leaf, Index]) -> Expr:
         if not self.leaves & values.keys():

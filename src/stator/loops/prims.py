@@ -90,4 +90,5 @@ class Prim(Enum):
 
 
 RANDOM = frozenset({Prim.THREEFRY_0, Prim.THREEFRY_1, Prim.THREEFRY_ONE, Prim.PHILOX_ONE})
+ROUNDINGS = frozenset({Prim.TO_F16, Prim.TO_BF16})
 COMPARISONS = frozenset({Prim.EQ, Prim.NE, Prim.LT, Prim.LE, Prim.GT, Prim.GE, Prim.IS_NAN})

@@ -20,8 +20,9 @@ from stator.core.dtypes import DType, from_torch
 from stator.core.fuel import Fuel
 from stator.graph.edit import KEPT
 from stator.loops.build import Body, apply, cast, const
+from stator.loops.half import TO_HALF, rounded
 from stator.loops.index import Axis, Index, Symbol
-from stator.loops.ir import Apply, Buffer, Combine, Const, Expr, IndexValue, Load, loads_of, walk
+from stator.loops.ir import Apply, Buffer, Combine, Expr, IndexValue, Load, loads_of, walk
 from stator.loops.prims import Prim
 from stator.loops.values import Point, Result, Updates, Value, broadcast, product
 from stator.lower.eager_bits import has_eager_bits
@@ -54,10 +55,6 @@ _DEAR: Final = frozenset(prim for prim in Prim if prim.value > Prim.FMA.value) |
     Prim.DIV,
     Prim.SQRT,
 }
-
-
-_HALVES: Final = {DType.F16: Prim.TO_F16, DType.BF16: Prim.TO_BF16}
-_TORCH_HALVES: Final = {DType.F16: torch.float16, DType.BF16: torch.bfloat16}
 
 
 class NoKernelError(Exception):
@@ -382,6 +379,7 @@ class Lowering:
             return None
         body = Body()
         half = _half_of(op, node)
+        leaves_half = result.dtype not in TO_HALF  # compared, say: as memory would hold it
 
         def load(point: Point) -> Expr:
             def at(value: Any) -> Any:
@@ -394,6 +392,8 @@ class Lowering:
                 if not isinstance(value, Value):
                     return _rounded(value, half) if half is not None else value
                 loaded = broadcast(value, result.size).load(point)
+                if leaves_half:
+                    loaded = rounded(loaded, value.dtype)
                 wanted = value.dtype.computed_in if op.promotion is Promotion.NONE else kind
                 return cast(loaded, wanted)
 
@@ -501,20 +501,15 @@ def _rounded_to_half(value: Any) -> Any:
     """Values of half precision as they would be in memory: eager rounds after every operator."""
     if isinstance(value, tuple):
         return tuple(_rounded_to_half(part) for part in value)
-    if not isinstance(value, Value) or value.dtype not in _HALVES:
+    if not isinstance(value, Value) or value.dtype not in TO_HALF:
         return value
     return Value(value.size, value.dtype, lambda p: _half_of_eager(value.load(p), value.dtype))
 
 
 def _half_of_eager(expr: Expr, dtype: DType) -> Expr:
     """`expr` rounded to half precision, if that is the type."""
-    if dtype not in _HALVES:
-        return expr
-    if isinstance(expr, Const):
-        return const(_rounded(float(expr.value), _TORCH_HALVES[dtype]), expr.dtype)
-    is_stored = isinstance(expr, Load) and expr.buffer.dtype is dtype
-    is_rounded = isinstance(expr, Apply) and expr.prim is _HALVES[dtype]
-    return expr if is_stored or is_rounded else apply(_HALVES[dtype], expr)
+    is_stored = isinstance(expr, Load) and expr.buffer.dtype is dtype  # rounded, as all is
+    return expr if is_stored else rounded(expr, dtype)
 
 
 def _kind(op: Pointwise, node: fx.Node, result: Result) -> DType | None:

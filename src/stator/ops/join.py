@@ -7,7 +7,8 @@ from itertools import accumulate
 
 import torch
 
-from stator.loops.build import cast, const
+from stator.loops.build import const
+from stator.loops.half import converted
 from stator.loops.index import Index
 from stator.loops.ir import Expr, within
 from stator.loops.values import Builder, Point, Result, Value
@@ -35,12 +36,12 @@ def choose(place: Index, sizes: Sequence[Index], values: Sequence[Callable[[Inde
 def cat(t: Builder, result: Result, tensors: Sequence[Value], dim: int = 0) -> Value:
     """result[i] = tensors[n][i - size[0] - ... - size[n - 1]]"""
     dim = dim % len(result.size)
-    parts = [x for x in tensors if x.rank == len(result.size)]  # one without elements may have 1
-    kind = result.dtype.computed_in
+    # One without elements may have one dimension.
+    parts = [converted(x, result.dtype) for x in tensors if x.rank == len(result.size)]
 
     def load(point: Point) -> Expr:
         def reader(x: Value) -> Callable[[Index], Expr]:
-            return lambda place: cast(load_inside(x, point, dim, place), kind)
+            return lambda place: load_inside(x, point, dim, place)
 
         return choose(point[dim], [x.size[dim] for x in parts], [reader(x) for x in parts])
 
@@ -51,13 +52,13 @@ def cat(t: Builder, result: Result, tensors: Sequence[Value], dim: int = 0) -> V
 def stack(t: Builder, result: Result, tensors: Sequence[Value], dim: int = 0) -> Value:
     """result[..., n, ...] = tensors[n]"""
     dim = dim % len(result.size)
-    kind = result.dtype.computed_in
+    parts = [converted(x, result.dtype) for x in tensors]
 
     def load(point: Point) -> Expr:
         def reader(x: Value) -> Callable[[Index], Expr]:
-            return lambda place: cast(x.load((*point[:dim], *point[dim + 1 :])), kind)
+            return lambda place: x.load((*point[:dim], *point[dim + 1 :]))
 
-        return choose(point[dim], [Index.of(1)] * len(tensors), [reader(x) for x in tensors])
+        return choose(point[dim], [Index.of(1)] * len(parts), [reader(x) for x in parts])
 
     return Value(result.size, result.dtype, load)
 
@@ -66,14 +67,14 @@ def stack(t: Builder, result: Result, tensors: Sequence[Value], dim: int = 0) ->
 def block_diag(t: Builder, result: Result, tensors: Sequence[Value]) -> Value:
     """Matrices along the diagonal, zeros elsewhere."""
     kind = result.dtype.computed_in
-    blocks = [_as_matrix(x) for x in tensors]
+    blocks = [_as_matrix(converted(x, result.dtype)) for x in tensors]
     lefts = [Index.of(0), *accumulate(block.size[1] for block in blocks)]
 
     def load(point: Point) -> Expr:
         def reader(block: Value, left: Index) -> Callable[[Index], Expr]:
             def at(row: Index) -> Expr:
                 column = point[1] - left
-                value = cast(block.load((row, column)), kind)
+                value = block.load((row, column))
                 return within(column, block.size[1], value, const(0, kind))
 
             return at

@@ -12,6 +12,7 @@ import torch
 
 from stator.core.dtypes import DType
 from stator.loops.build import Body, cast, const
+from stator.loops.half import converted
 from stator.loops.index import Index
 from stator.loops.ir import Expr, IndexValue, within
 from stator.loops.values import Builder, Point, Result, Value, broadcast
@@ -27,11 +28,7 @@ EXACT: Final = 1 << 53  # integers below are exact as floats
 @lowers(aten._to_copy.default, exact=Exact.EVERYWHERE)
 def to_copy(t: Builder, result: Result, x: Value, **options: Any) -> Value | None:
     """x in another type.  A conversion that was asked for rounds, even where nobody stores it."""
-    if options.get("pin_memory"):
-        return None
-    kind = result.dtype.computed_in
-    value = Value(result.size, result.dtype, lambda p: cast(x.load(p), kind))
-    return t.keep(value) if result.dtype is not kind else value
+    return None if options.get("pin_memory") else converted(x, result.dtype)
 
 
 @lowers(aten.clone.default, exact=Exact.EVERYWHERE)
@@ -43,9 +40,7 @@ def clone(t: Builder, result: Result, x: Value, memory_format: Any = None) -> Va
 @lowers(aten.copy.default, exact=Exact.EVERYWHERE)
 def copy(t: Builder, result: Result, x: Value, source: Value, non_blocking: bool = False) -> Value:
     """source, in the size and type of x."""
-    kind = result.dtype.computed_in
-    wide = broadcast(source, result.size)
-    return Value(result.size, result.dtype, lambda p: cast(wide.load(p), kind))
+    return converted(broadcast(source, result.size), result.dtype)
 
 
 @lowers(aten.full.default, exact=Exact.EVERYWHERE)

@@ -13,6 +13,7 @@ import torch
 
 from stator.core.dtypes import DType
 from stator.loops.build import Body, cast, const
+from stator.loops.half import rounded
 from stator.loops.index import Index
 from stator.loops.ir import Combine, Expr, IndexValue
 from stator.loops.values import Builder, Point, Result, Updates, Value, flat, unflat
@@ -190,9 +191,11 @@ def _found_number(t: Builder, pool: Pool, numbers: Result, top: Value) -> Value:
     """The smallest number of an element that is the largest; NaNs count below, from the end."""
 
     def candidate(point: Point, offset: Point) -> Expr:
-        value = pool.term(point, offset)
+        value, most = (
+            rounded(e, pool.x.dtype) for e in (pool.term(point, offset), top.load(point))
+        )
         place = IndexValue(DType.I64, pool.position(point, offset))
-        found = _b.where(_b.eq(value, top.load(point)), place, FAR)
+        found = _b.where(_b.eq(value, most), place, FAR)
         if value.dtype.is_float:
             found = _b.where(_b.is_nan(value), _b.sub(const(-1, DType.I64), place), found)
         return pool.guard(point, offset, found, const(FAR, DType.I64))

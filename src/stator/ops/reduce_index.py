@@ -8,6 +8,7 @@ import torch
 
 from stator.core.dtypes import DType
 from stator.loops.build import Body, cast, const
+from stator.loops.half import as_held
 from stator.loops.ir import Combine, Expr, IndexValue
 from stator.loops.values import Builder, Point, Result, Value, flat
 from stator.ops.reduce import combined, join, over, read_twice, reduced_dims, shaped
@@ -21,7 +22,7 @@ NOWHERE = (1 << 63) - 1  # behind every index
 
 def _extreme(t: Builder, x: Value, dims: list[int], combine: Combine) -> tuple[Value, Value]:
     """The extreme, and the least index of an element that equals it, NaN being equal to NaN."""
-    x = read_twice(t, x)
+    x = as_held(read_twice(t, x))  # what is searched for has to be there
     kind = x.dtype.computed_in
     found = combined(t, x, dims, combine, kind)
     sizes = [x.size[d] for d in dims]

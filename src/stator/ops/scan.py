@@ -8,6 +8,7 @@ import torch
 
 from stator.core.dtypes import DType
 from stator.loops.build import Body, cast, const
+from stator.loops.half import as_held
 from stator.loops.ir import Combine, Expr, IndexValue
 from stator.loops.values import Builder, Point, Result, Value
 from stator.ops.reduce import read_twice
@@ -51,7 +52,7 @@ def _running_extreme(
 ) -> tuple[Value, Value] | None:
     if x.rank == 0 or x.dtype is DType.BOOL:
         return None
-    x, dim, kind = read_twice(t, x), dim % x.rank, x.dtype.computed_in
+    x, dim, kind = as_held(read_twice(t, x)), dim % x.rank, x.dtype.computed_in
     found = t.scan(combine, Value(x.size, kind, lambda p: cast(x.load(p), kind)), dim)
 
     def place(point: Point) -> Expr:

@@ -29,6 +29,7 @@ from stator.schedule.coalesce import coalesce
 from stator.schedule.columns import LARGEST_SCRATCH as COLUMNS_SCRATCH
 from stator.schedule.columns import block_width, is_columnar
 from stator.schedule.fuse import Group
+from stator.schedule.idle_roundings import without_idle_roundings
 from stator.schedule.read_ahead import read_ahead
 from stator.schedule.rewrite import rewritten, substitute
 from stator.schedule.rows import coordinates, position, row_number
@@ -43,7 +44,7 @@ LARGEST_SCRATCH: Final = 1 << 18  # bytes that a row may keep beside it: within 
 def build_kernel(name: str, group: Group, wanted: set[str], sizes: Sizes) -> Kernel:
     """The kernel of `group`; buffers in `wanted` are read outside of it."""
     if isinstance(group.alone, Scatter):
-        return scatter_kernel(name, group.alone)
+        return without_idle_roundings(scatter_kernel(name, group.alone))
     leader = next((m for m in group.members if m.leads), group.members[0])
     own = group.rows[leader.name]
     outer = tuple(Axis(f"i{d}", axis.size) for d, axis in enumerate(own))
@@ -58,8 +59,8 @@ def build_kernel(name: str, group: Group, wanted: set[str], sizes: Sizes) -> Ker
     whole = Kernel(name, outer, tuple(stages))
     limit = COLUMNS_SCRATCH // block_width(whole) if is_columnar(whole) else LARGEST_SCRATCH
     kernel = Kernel(name, outer, tuple(_localize(stages, group, wanted, sizes, limit)))
-    kernel = coalesce(in_memory_order(split_axes(kernel), sizes))
-    return read_ahead(split_choices(kernel, sizes))
+    kernel = split_choices(coalesce(in_memory_order(split_axes(kernel), sizes)), sizes)
+    return read_ahead(without_idle_roundings(kernel))
 
 
 def in_memory_order(kernel: Kernel, sizes: Sizes) -> Kernel:

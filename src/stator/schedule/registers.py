@@ -13,6 +13,7 @@ from stator.lower.sizes import Sizes
 from stator.schedule.build import in_memory_order, merged_stages, place_of_rows
 from stator.schedule.coalesce import coalesce
 from stator.schedule.fuse import Group
+from stator.schedule.idle_roundings import without_idle_roundings
 from stator.schedule.rewrite import rewritten
 from stator.schedule.rows import coordinates, position, row_number
 from stator.schedule.single_term import single_term
@@ -22,7 +23,7 @@ def build_gpu_kernel(name: str, group: Group, wanted: set[str], sizes: Sizes) ->
     """The kernel of `group`; buffers in `wanted` are read outside of it."""
     if isinstance(group.alone, Scatter):  # its iterations may meet: the hardware combines them
         store = Store(group.alone.buffer, group.alone.index, group.alone.value, group.alone.combine)
-        return Kernel(name, group.alone.axes, (Stage((), (store,)),))
+        return without_idle_roundings(Kernel(name, group.alone.axes, (Stage((), (store,)),)))
     leader = next((m for m in group.members if m.leads), group.members[0])
     own = group.rows[leader.name]
     outer = tuple(Axis(f"i{d}", axis.size) for d, axis in enumerate(own))
@@ -32,7 +33,8 @@ def build_gpu_kernel(name: str, group: Group, wanted: set[str], sizes: Sizes) ->
         stages += builder.stages(number, member, kept=member.name in wanted)
     kernel = coalesce(in_memory_order(Kernel(name, outer, tuple(merged_stages(stages))), sizes))
     # again: axes that became one may be those of another stage (test_registers.py)
-    return Kernel(name, kernel.outer, tuple(merged_stages(list(kernel.stages))))
+    kernel = Kernel(name, kernel.outer, tuple(merged_stages(list(kernel.stages))))
+    return without_idle_roundings(kernel)
 
 
 class _Builder:
@@ -72,7 +74,7 @@ class _Builder:
         return stages
 
     def _instead_of(self, load: Load) -> Expr | None:
-        """The value that a load of another member's result would find."""
+        """The value that a load of another member's result would find, unrounded: see half.py."""
         name = load.buffer.name
         if name in self.totals:
             return self.totals[name]

@@ -116,6 +116,10 @@ def test_a_row_that_is_held_whole_is_tried_in_a_loop_and_the_other_way_round() -
     assert {is_whole(shape, 20000) for shape in candidates(long)} == {True, False}
 
 
+def test_columns_are_tried_in_slender_blocks_too() -> None:
+    assert min(shape.outer for shape in candidates(parse(COLUMNS))) < 16
+
+
 def test_they_compile_for_a_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     kernels = [parse(TEXTS[name]) for name in ("flat", "tiles", "rows", "columns")]

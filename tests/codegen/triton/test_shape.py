@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stator.codegen.triton.kernel import source_of
-from stator.codegen.triton.shape import FEWEST_PROGRAMS, shape_of
+from stator.codegen.triton.shape import AT_A_TIME, FEWEST_PROGRAMS, is_wide, shape_of
 from stator.loops.ir import Kernel
 from stator.loops.parse import parse
 
@@ -32,6 +32,14 @@ kernel two_sums
   stage
     y[i0] = acc0
     z[i0] = acc1
+"""
+
+COUNT = """
+kernel count
+  buffer y: i64[100]
+  outer i0: 100
+  stage
+    y[i0] = value(i0 {first})
 """
 
 LONG = """
@@ -78,6 +86,20 @@ def test_several_wide_sums_take_fewer_elements_at_a_time() -> None:
     kernel = kernel_of(TWO_SUMS, 1 << 14, 1000)
 
     assert (shape_of(kernel).outer, shape_of(kernel).inner) == (64, 8)
+
+
+def test_sums_of_whole_numbers_take_as_many_elements_as_others() -> None:
+    whole = TWO_SUMS.replace("f64", "i64").replace("bf16", "i32")
+
+    assert shape_of(kernel_of(whole, 1 << 14, 1000)).inner == AT_A_TIME
+
+
+@pytest.mark.parametrize("first", ["- 3000000000", "+ 3000000000"])
+def test_numbers_beyond_32_bits_have_64_either_way(first: str) -> None:
+    kernel = parse(COUNT.format(first=first))
+
+    assert is_wide(kernel)
+    assert not is_wide(parse(COUNT.format(first="- 3000")))
 
 
 def test_rows_that_are_only_summed_have_many_warps() -> None:

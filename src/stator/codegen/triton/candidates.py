@@ -17,7 +17,10 @@ FEWEST_FLAT: Final = 128  # elements of a block
 EACH: Final = 64  # elements that a thread may hold: more do not fit its registers
 SIDES: Final = ((32, 32, 4), (64, 32, 4), (32, 64, 4), (64, 64, 4), (128, 32, 8), (32, 128, 8))
 # Of columns: how many next to each other, elements of each at a time, warps.
-COLUMNS: Final = ((32, 32, 4), (64, 64, 8), (128, 32, 8), (64, 16, 4), (32, 128, 8), (128, 16, 4))
+COLUMNS: Final = (
+    *((32, 32, 4), (64, 64, 8), (128, 32, 8), (64, 16, 4), (32, 128, 8), (128, 16, 4)),
+    *((16, 64, 4), (8, 64, 8)),  # of few rows
+)
 BLOCKS: Final = ((1024, 4), (2048, 8), (4096, 8), (8192, 16))  # of a row that is looped over
 
 

@@ -58,6 +58,7 @@ def _triton() -> Any:
     interpreter._convert_float = _converted(interpreter._convert_float)
     builder = interpreter.InterpreterBuilder
     builder.create_atomic_rmw = _dense(builder.create_atomic_rmw)
+    builder.create_splat = _alike(builder.create_splat)
     # Each sum and product would be computed again in 64 bits, for an assertion that is switched
     # off: half of the time.  And 32 bits overflow on purpose, in random numbers.
     interpreter.interpreter_builder.options = interpreter.InterpreterOptions(
@@ -75,6 +76,17 @@ def _dense(own: Callable[..., Any]) -> Callable[..., Any]:
         return own(builder, operation, *blocks)
 
     return combine
+
+
+def _alike(own: Callable[..., Any]) -> Callable[..., Any]:
+    """The interpreter's spreading of a number, which takes a comparison of floats for a float."""
+
+    def spread(builder: Any, kind: Any, number: Any) -> Any:
+        made = own(builder, kind, number)
+        made.data = made.data.astype(number.data.dtype)
+        return made
+
+    return spread
 
 
 def _converted(own: Callable[..., Any]) -> Callable[..., Any]:

@@ -134,16 +134,18 @@ def _tiles(kernel: Kernel) -> Shape | None:
 def _columns(kernel: Kernel, lengths: list[Index]) -> Shape:
     """A program takes rows that lie next to each other, some elements of each at a time."""
     bytes_ = max((buffer.dtype.bytes for buffer in kernel.read), default=4)
-    longest = max((length.constant or SLENDER for length in lengths), default=1)
+    longest = max(length.constant or SLENDER for length in lengths)
     rows = product([axis.size for axis in kernel.outer]).constant
     across = ACROSS
     while rows and rows < across * FEWEST_PROGRAMS and across * bytes_ > LEAST_ACROSS:
         across //= 2
     if across < ACROSS:
         return Shape("rows", across, min(power(longest), SLENDER), 8 if longest >= SHARED else 4)
-    wide = [s for s in kernel.statements if isinstance(s, Accumulate) and s.value.dtype.bytes == 8]
+    sums = [s.value.dtype for s in kernel.statements if isinstance(s, Accumulate)]
     most = AT_A_TIME // 2 if bytes_ <= 2 else AT_A_TIME
-    return Shape("rows", across, min(power(longest), most if len(wide) < 2 else SEVERAL_SUMS), 4)
+    return Shape(
+        "rows", across, min(power(longest), most if sums.count(DType.F64) < 2 else SEVERAL_SUMS), 4
+    )
 
 
 def _weight(kernel: Kernel) -> int:
@@ -198,8 +200,8 @@ def _fits(index: Index) -> bool:
     if not index.axes:
         return True  # of numbers that are handed over alone: these come in 64
     own = Index(tuple(term for term in index.terms if not _is_computed(term[0])))
-    bound = upper_bound(own)
-    if bound is None or not _is_small(bound):
+    bounds = (upper_bound(own), upper_bound(-own))
+    if any(bound is None or not _is_small(bound) for bound in bounds):
         return False
     atoms = [atom for term, _ in own.terms for atom in term]
     inner = [atom.value for atom in atoms if isinstance(atom, Quotient | Remainder)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from itertools import chain
+from math import sqrt
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -23,7 +24,7 @@ How: TypeAlias = tuple[float, bool, float | None]  # dropout, whether it is caus
 # As programs call it, and as torch.export writes it down.
 _SPELLINGS: Final = (F.scaled_dot_product_attention, aten.scaled_dot_product_attention.default)
 NAMES: Final = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-HEAD_STEP: Final = 8  # widths of heads that kernels take as they are
+HEAD_STEP: Final = 8  # widths of heads that flash attention takes as they are
 MASK_STEP: Final = 16  # elements that rows of a mask may be apart
 
 
@@ -39,24 +40,24 @@ def settle_attention(graph: fx.Graph, ctx: Ctx) -> int:
         given = {**dict(zip(NAMES, node.args, strict=False)), **node.kwargs}
         operands = tuple(given.get(name) for name in NAMES[:4])
         how = (given.get("dropout_p", 0.0), given.get("is_causal", False), given.get("scale"))
-        if given.get("enable_gqa") or any(isinstance(value, fx.Node) for value in how):
+        if any(isinstance(value, fx.Node) for value in how):
             continue
-        kernel = _kernel_of(operands, how)
+        kernel = _kernel_of(operands, how, grouped=given.get("enable_gqa", False))
         if kernel is not None and ctx.fuel.spend(f"attention: {node.name}"):
             node.target, node.args, node.kwargs = kernel, (*operands, how), {}
             settled += 1
     return settled
 
 
-def _kernel_of(operands: tuple[Any, ...], how: How) -> Callable[..., Tensor] | None:
+def _kernel_of(
+    operands: tuple[Any, ...], how: How, *, grouped: bool
+) -> Callable[..., Tensor] | None:
     """What eager would call; None where that is not for us to say."""
     values = [_value(node) for node in operands]
     if not all(_is_on_gpu(value) for value in values if value is not None):
         return None
     tensors = [value for value in values if value is not None]
     if torch.is_grad_enabled() and any(value.requires_grad for value in tensors):
-        return None
-    if any(value.size(-1) % HEAD_STEP for value in values[:3]):
         return None
     if not torch.cuda.is_available():  # a package is built where no card is
         return None
@@ -67,7 +68,8 @@ def _kernel_of(operands: tuple[Any, ...], how: How) -> Callable[..., Tensor] | N
         q, k, v, mask = (*real, None) if len(real) == 3 else real
         dropout, is_causal, scale = how
         ask = aten._fused_sdp_choice.default
-        choice = ask(q, k, v, _bias(mask, q, k), dropout, is_causal, scale=scale)
+        bias = _bias(mask, q, k)
+        choice = ask(q, k, v, bias, dropout, is_causal, scale=scale, enable_gqa=grouped)
     return KERNELS.get(int(choice))
 
 
@@ -104,11 +106,15 @@ def _bias(mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
 
 
 def by_flash(q: Any, k: Any, v: Any, mask: Any, how: How) -> Tensor:
-    """Flash attention."""
+    """Flash attention; heads are padded as eager pads them, which changes no score."""
     dropout, is_causal, scale = how
     attend = aten._scaled_dot_product_flash_attention.default
+    width = q.size(-1)
+    if missing := -width % HEAD_STEP:
+        q, k, v = (F.pad(operand, (0, missing)) for operand in (q, k, v))
+        scale = 1 / sqrt(width) if scale is None else scale
     result: Tensor = attend(q, k, v, dropout, is_causal, scale=scale)[0]
-    return result
+    return result.narrow(-1, 0, width) if missing else result
 
 
 def by_blocks(q: Any, k: Any, v: Any, mask: Any, how: How) -> Tensor:
