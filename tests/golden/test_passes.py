@@ -16,9 +16,9 @@ from docs.passes import STAGES, before_and_after, rule_example
 from stator.graph.edit import WEIGHT
 from stator.graph.rules import Rule
 from stator.ops.libraries import onednn_linear
-from stator.patterns import fwd_only
+from stator.patterns import fwd_only, joint_fwd_bwd
 from stator.rules.all import RULES
-from tests.golden.rewrites import CAPTURED, TRACED, Example
+from tests.golden.rewrites import CAPTURED, JOINT, TRACED, Example
 from tests.passes.freezing.ways import expected_ways
 from tests.passes.pre_grad.test_fuse_attention import captured
 
@@ -44,6 +44,11 @@ def of_captured(example: Example) -> str:
     return before_and_after(module.graph, example.pass_, example.options) + "\n"
 
 
+def of_joint(example: Example) -> str:
+    module = joint_fwd_bwd(example.program, example.arguments())
+    return before_and_after(module.graph, example.pass_, example.options) + "\n"
+
+
 def of_traced(example: Example) -> str:
     module = fwd_only(example.program, example.arguments())
     for number, node in enumerate(module.graph.find_nodes(op="placeholder")):
@@ -56,6 +61,7 @@ def of_traced(example: Example) -> str:
 TEXTS: Final[dict[str, Callable[[], str]]] = {
     **{rule.name: partial(of_rule, rule) for rule in RULES},
     **{example.name: partial(of_captured, example) for example in CAPTURED},
+    **{example.name: partial(of_joint, example) for example in JOINT},
     **{example.name: partial(of_traced, example) for example in TRACED},
 }
 
