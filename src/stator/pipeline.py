@@ -65,6 +65,7 @@ from stator.passes.joint.fold_uniform import fold_uniform
 from stator.passes.joint.narrow_indices import narrow_indices
 from stator.passes.joint.pad_mm import pad_mm
 from stator.passes.joint.seed_random import seed_random
+from stator.passes.joint.share_forward import share_forward
 from stator.passes.joint.spell_softmax import spell_softmax
 from stator.passes.post_grad.add_into_convolution import add_into_convolution
 from stator.passes.post_grad.cancel_cat_split import cancel_cat_split
@@ -127,6 +128,7 @@ JOINT: Final[tuple[GraphPass, ...]] = (
     pad_mm,  # both directions, whose products have the same odd sizes
     channels_last,  # before the cut: what the backward reads lies the same way
     seed_random,  # random operators become pure: kernels take them in, the backward draws again
+    share_forward,  # last: the others make more calls equal
 )
 
 FREEZING: Final[tuple[GraphPass, ...]] = (
@@ -165,7 +167,7 @@ KEEPS_BITS: Final = frozenset(
     {
         *("normalize_keywords", "settle_dropout", "spell_dropout", "drop_noops"),
         *("simplify_views", "unroll_foreach", "share_subexpressions", "drop_vectors"),
-        "narrow_indices",
+        *("narrow_indices", "share_forward"),
         *("cancel_cat_split", "write_in_place", "hold_to_promise", "reorder_for_memory"),
     }
 )

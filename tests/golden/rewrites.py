@@ -31,6 +31,7 @@ from stator.passes.joint.fold_uniform import fold_uniform
 from stator.passes.joint.narrow_indices import narrow_indices
 from stator.passes.joint.pad_mm import pad_mm
 from stator.passes.joint.seed_random import seed_random
+from stator.passes.joint.share_forward import share_forward
 from stator.passes.joint.spell_softmax import spell_softmax
 from stator.passes.post_grad.add_into_convolution import add_into_convolution
 from stator.passes.post_grad.cancel_cat_split import cancel_cat_split
@@ -244,6 +245,9 @@ CAPTURED: Final = (  # over the graph of torch functions
         options=Options(numerics="eager"),
     ),
     Example(fuse_attention, attention, floats((2, 3, 5, 4), (2, 3, 5, 4), (2, 3, 5, 4), (5, 5))),
+)
+JOINT: Final = (  # over a graph of ATen operators, forward and backward
+    Example(share_forward, the_same_twice, lambda: (torch.randn(2, 3, requires_grad=True),)),
 )
 TRACED: Final = (  # over a graph of ATen operators
     Example(drop_noops, views_and_copies, floats((2, 3))),

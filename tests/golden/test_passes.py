@@ -19,11 +19,11 @@ from stator.graph.rules import Rule
 from stator.graph.run import Ctx
 from stator.ops.libraries import onednn_linear
 from stator.passes.joint.drop_noops import drop_noops
-from stator.patterns import fwd_only
+from stator.patterns import fwd_only, joint_fwd_bwd
 from stator.pipeline import FREEZING
 from stator.rules.all import RULES
 from tests.golden.refusals import REFUSALS
-from tests.golden.rewrites import CAPTURED, TRACED, Example
+from tests.golden.rewrites import CAPTURED, JOINT, TRACED, Example
 from tests.passes.freezing.ways import expected_ways
 from tests.passes.pre_grad.test_fuse_attention import captured
 
@@ -47,6 +47,11 @@ def of_rule(rule: Rule) -> str:
 
 def of_captured(example: Example) -> str:
     module = captured(example.program, *example.arguments()).module
+    return before_and_after(module.graph, example.pass_, example.options) + "\n"
+
+
+def of_joint(example: Example) -> str:
+    module = joint_fwd_bwd(example.program, example.arguments())
     return before_and_after(module.graph, example.pass_, example.options) + "\n"
 
 
@@ -81,6 +86,7 @@ def of_refusal(example: Example) -> str:
 TEXTS: Final[dict[str, Callable[[], str]]] = {
     **{rule.name: partial(of_rule, rule) for rule in RULES},
     **{example.name: partial(of_captured, example) for example in CAPTURED},
+    **{example.name: partial(of_joint, example) for example in JOINT},
     **{example.name: partial(of_traced, example) for example in TRACED},
 }
 

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from stator.aot.partition.weigh import hint_of, is_generated, may_run_again
-from stator.torch_api import is_view_op, unset_fake_temporarily
+from stator.torch_api import SYMBOLIC_TYPES, is_view_op, size_hint, unset_fake_temporarily
 
 COPIED: Final = {"cpu": 1 << 24, "cuda": 1 << 28}  # bytes of the copy that time is compared with
 ROUNDS: Final = 3
@@ -96,5 +96,8 @@ def kind_of(argument: Any) -> Any:
 
 
 def _plain(number: Any) -> Any:
-    """A symbolic size as it was when captured; anything else as it is."""
-    return hint_of(number) if isinstance(number, torch.SymInt) else number
+    """A symbolic number as it was when captured; anything else as it is."""
+    if not isinstance(number, SYMBOLIC_TYPES):
+        return number
+    known = size_hint(number)
+    return 1 if known is None else known

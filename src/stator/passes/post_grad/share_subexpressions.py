@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any, Final
 
 import torch
@@ -32,6 +32,9 @@ PLAIN: Final = frozenset(
     | {operator.neg, operator.truediv, operator.pow, torch.sym_max, torch.sym_min}
 )
 
+# Of two equal calls and of what shares memory: the reason why one may not stand for both, if any.
+WhyNot = Callable[[fx.Node, fx.Node, Sharing], str | None]
+
 
 def share_subexpressions(graph: fx.Graph, ctx: Ctx) -> int:
     """Let readers of a call that was made before read the first; return how many are gone.
@@ -39,6 +42,11 @@ def share_subexpressions(graph: fx.Graph, ctx: Ctx) -> int:
     before: y = sin(x);  z = sin(x);  u = y + z
     after:  y = sin(x);  u = y + y
     """
+    return share_calls(graph, ctx, "share_subexpressions", why_not_share)
+
+
+def share_calls(graph: fx.Graph, ctx: Ctx, name: str, why_not: WhyNot) -> int:
+    """Let readers of an equal call read the first, where nothing speaks against it."""
     sharing = Sharing(graph)
     versions: dict[fx.Node, int] = {}
     known: dict[Hashable, fx.Node] = {}
@@ -55,9 +63,9 @@ def share_subexpressions(graph: fx.Graph, ctx: Ctx) -> int:
         if key is None:
             continue
         first = known.setdefault(key, node)
-        if first is node or why_not_share(first, node, sharing) is not None:
+        if first is node or why_not(first, node, sharing) is not None:
             continue
-        if ctx.fuel.spend(f"share_subexpressions: {node.name}"):
+        if ctx.fuel.spend(f"{name}: {node.name}"):
             sharing.merge(node, first)
             node.replace_all_uses_with(first)
             graph.erase_node(node)
