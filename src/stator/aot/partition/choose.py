@@ -66,9 +66,8 @@ class Wish:
 
 def choose(joint: Joint, classes: Classes, wish: Wish, foresee: Foresee | None = None) -> Cut:
     """The cut that `wish` asks for; `foresee` checks it against finished plans."""
-    asked = wish.policy is not None or wish.budget < 1 or wish.limit is not None or wish.aggressive
-    tagged = any(node.meta.get("recompute") is not None for node in joint.graph.nodes)
-    scales = Scales(joint, classes, wish.policy, _times(joint, wish), asked or tagged)
+    asked = wish.budget < 1 or wish.limit is not None or wish.aggressive
+    scales = Scales(joint, classes, wish.policy, _times(joint, wish), asked)
     network = network_of(joint, classes, scales)
     if not wish.kernels:
         return save_everything(network)
@@ -78,16 +77,18 @@ def choose(joint: Joint, classes: Classes, wish: Wish, foresee: Foresee | None =
         if wish.report is None:
             return usual
     # Whoever asks for a curve sees what budgets and limits would do, which trust the caller.
+    trusting = network
     if not scales.trusts_caller:
-        network = network_of(joint, classes, replace(scales, trusts_caller=True))
-    simulator = Simulator(joint, classes, network)
+        trusting = network_of(joint, classes, replace(scales, trusts_caller=True))
+    simulator = Simulator(joint, classes, trusting)
     found = candidates(simulator, wish.knapsack)
     if wish.limit is not None:
         chosen = _within_limit(found, wish.limit, foresee)
     elif usual is None:
         chosen = _within_budget(found, wish.budget, foresee)
     else:
-        chosen = Candidate(simulator, usual, "the default", simulator.base())
+        careful = Simulator(joint, classes, network)
+        chosen = Candidate(careful, usual, "the default", simulator.base())
     if wish.report is not None:
         wish.report(_choices(simulator, found, chosen))
     return chosen.cut
@@ -230,17 +231,19 @@ def _choices(simulator: Simulator, found: Sequence[Candidate], chosen: Candidate
         sum(bytes_of(node.meta.get("val")) for node in simulator.joint.primals),
         tuple(points),
         points[shown.index(chosen)],
-        _values(simulator.network, chosen.cut),
+        _values(chosen),
         held,
     )
 
 
-def _values(network: Network, cut: Cut) -> tuple[Value, ...]:
-    kept = frozenset(cut.kept)
+def _values(chosen: Candidate) -> tuple[Value, ...]:
+    """What is kept, beyond inputs as they are, and what is computed twice."""
+    network, cut = chosen.simulator.network, chosen.cut
+    kept, again = frozenset(cut.kept), cut.again - chosen.simulator.classes.movable
     shown = [
         _value(node, network, node in kept)
         for node in network.nodes
-        if node.op == "call_function" and (node in kept or node in cut.again)
+        if node in cut.copied or (node.op == "call_function" and (node in kept or node in again))
     ]
     return tuple(sorted((value for value in shown if value.bytes), key=lambda value: -value.bytes))
 
