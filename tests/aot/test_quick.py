@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+import stator
 from stator.aot.compile import to_fake
-from stator.aot.quick import may_be_quick, record
+from stator.aot.quick import record, why_not_quick
 from stator.aot.trace import trace
 from stator.torch_api import version_of
 from tests.aot.traces import Program, assert_same_lines
@@ -112,13 +113,36 @@ def test_what_is_not_simple_is_left_to_the_full_trace(name: str) -> None:
 
 def test_inputs_are_plain_tensors_each_once() -> None:
     inputs, _ = _inputs()
-    assert may_be_quick(inputs)
-    assert not may_be_quick([*inputs, 3])
-    assert not may_be_quick([inputs[0], inputs[0]])
+    assert why_not_quick(inputs) is None
+    assert why_not_quick([*inputs, 3]) == "an input is of type int"
+    assert why_not_quick([inputs[0], inputs[0]]) == "an input is given twice"
     with torch.autocast("cpu"):
-        assert not may_be_quick(inputs)
+        assert why_not_quick(inputs) == "autocast is on"
     with torch.inference_mode():
-        assert not may_be_quick(inputs)
+        assert why_not_quick(inputs) == "it is traced in inference mode"
+
+
+def _notes(program: Any, *inputs: Any, dynamic: bool = False) -> list[str]:
+    torch.compile(program, backend="stator", dynamic=dynamic, options={"cache": False})(*inputs)
+    record = stator.last_compilation()
+    assert record is not None
+    return [note for note in record.notes if note.startswith("traced in full")]
+
+
+def test_a_compilation_notes_why_it_was_traced_in_full() -> None:
+    x = torch.randn(4, 4)
+
+    def mapped(x: torch.Tensor) -> Any:
+        return torch.vmap(torch.sin)(x)
+
+    def start(reason: str) -> list[str]:
+        return [f"traced in full, which takes longer: {reason}"]
+
+    assert _notes(torch.sin, x) == []
+    assert _notes(torch.sin, x, dynamic=True) == start("sizes are symbols")
+    assert _notes(mapped, x) == start("it holds an operator that takes functions")
+    with torch.autocast("cpu", torch.bfloat16):
+        assert _notes(torch.mm, x, x) == start("autocast is on")
 
 
 def test_users_function_runs_once() -> None:

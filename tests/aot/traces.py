@@ -10,7 +10,7 @@ from torch.fx.traceback import set_stack_trace
 from torch.overrides import TorchFunctionMode
 
 from stator.aot import trace as tracing
-from stator.aot.quick import may_be_quick, record
+from stator.aot.quick import record, why_not_quick
 from stator.aot.trace import Traced, trace
 from stator.graph.edit import drop_unread
 from stator.torch_api import is_view_op
@@ -21,7 +21,7 @@ NOTES = ("in_forward", "stack_trace", "recompute", "ac_graph_id")
 
 def is_recorded(program: Program, inputs: Sequence[Any], mode: Any) -> bool:
     """Whether a program needs no full trace."""
-    if not may_be_quick(inputs):
+    if why_not_quick(inputs) is not None:
         return False
     with torch.autograd.set_multithreading_enabled(False), mode:
         return not isinstance(record(program, inputs), str)

@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from stator.loops.ir import Accumulate
 from tests.ops.fused import FLOATS, check_fused
 from tests.ops.layouts import DIMS, LAYOUTS, odd_values, plain
+from tests.schedule.programs import scheduled
 
 
 def spread(x: Tensor, dims: Any, correction: float, keep: bool) -> list[Any]:
@@ -57,6 +59,27 @@ def test_far_from_zero(shift: float) -> None:
         return [*spread(x, -1, 1, False), *spread(x, 0, 0, False), *spread(x, None, 1, False)]
 
     check_fused(reduce, plain(30, 2000) + shift)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("first", [0.0, 6e4, torch.inf, -torch.inf, torch.nan])
+def test_whatever_element_comes_first(first: float, dtype: torch.dtype) -> None:
+    """The one that distances are taken from in one pass."""
+    x = plain(5, 300, dtype=dtype) + 30
+    x[1:3, 0] = first
+    x[2, 7] = torch.inf
+
+    check_fused(lambda x: [*spread(x, 1, 1, False), *spread(x, 0, 0, True)], x)
+
+
+def test_narrow_types_are_measured_in_one_loop() -> None:
+    """Two sums over the same points; f64 has no wider type to take one pass in."""
+    for dtype, counts in ((torch.float32, [2]), (torch.bfloat16, [2]), (torch.float64, [1, 1])):
+        kernel = scheduled(lambda x: torch.var_mean(x, -1), torch.empty(40, 300, dtype=dtype)).only
+        loops = [stage for stage in kernel.stages if stage.inner]
+
+        found = [sum(isinstance(s, Accumulate) for s in stage.body) for stage in loops]
+        assert found == counts, dtype
 
 
 def test_too_few_elements() -> None:

@@ -63,6 +63,8 @@ def compile_flat(
 ) -> Flat:
     """Compile `function`, a captured graph, for fake `inputs`; `keeper` gets what can be kept."""
     again = isinstance(function, GraphRunner) and function.may_run_again()
+    if isinstance(function, GraphRunner) and not again:
+        _note_full_trace(tools.ctx.record, "it holds an operator that takes functions")
     call, program = _compile(function, inputs, mode, tools, keeper, may_run_again=again)
     return with_alias_check(function, call, program, inputs, tools)
 
@@ -86,6 +88,10 @@ def _compile(
     return assemble(function, facts, forward.run, backward, tools), facts.program
 
 
+def _note_full_trace(record: Compilation, reason: str) -> None:
+    record.notes.append(f"traced in full, which takes longer: {reason}")
+
+
 def trace_and_cut(
     function: Flat,
     inputs: Sequence[Any],
@@ -100,7 +106,7 @@ def trace_and_cut(
         traced = trace(function, inputs, mode, as_eager=as_eager, may_run_again=may_run_again)
         progress.nodes = len(traced.module.graph.nodes)
     if traced.why_full is not None:
-        record.notes.append(f"traced in full, which takes longer: {traced.why_full}")
+        _note_full_trace(record, traced.why_full)
     drop_unread(traced.module.graph)  # patterns count readers
     _mark_weights(traced, tools)
     name = "joint" if traced.tangents else "traced"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import fx
@@ -39,16 +39,26 @@ from stator.torch_api import (
     version_of,
 )
 
+SYMBOLS: Final = "sizes are symbols"
 
-def may_be_quick(inputs: Sequence[Any]) -> bool:
-    """Whether a program has plain fake inputs, each once, and sizes that are numbers."""
-    tensors = {id(v): v for v in inputs if type(v) in (FakeTensor, torch.nn.Parameter)}.values()
-    if len(tensors) < len(inputs) or torch.is_inference_mode_enabled() or autocast_state():
-        return False
-    if any(tensor.layout is not torch.strided or tensor.is_inference() for tensor in tensors):
-        return False
-    numbers = (n for tensor in tensors for n in (*tensor.size(), tensor.storage_offset()))
-    return all(isinstance(number, int) for number in numbers)
+
+def why_not_quick(inputs: Sequence[Any]) -> str | None:
+    """None if inputs are plain fake tensors, each once, of sizes that are numbers; or what else."""
+    odd = next((v for v in inputs if type(v) not in (FakeTensor, torch.nn.Parameter)), None)
+    if isinstance(odd, torch.SymInt):
+        return SYMBOLS
+    if odd is not None:
+        return f"an input is of type {type(odd).__name__}"
+    if len({id(value) for value in inputs}) < len(inputs):
+        return "an input is given twice"
+    if torch.is_inference_mode_enabled() or any(value.is_inference() for value in inputs):
+        return "it is traced in inference mode"
+    if autocast_state():
+        return "autocast is on"
+    if any(value.layout is not torch.strided for value in inputs):
+        return "an input is sparse"
+    numbers = (n for value in inputs for n in (*value.size(), value.storage_offset()))
+    return None if all(isinstance(number, int) for number in numbers) else SYMBOLS
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ from stator.aot.metadata import (
     ValueFact,
 )
 from stator.aot.observe import Before, Observed, observe
-from stator.aot.quick import Recorded, may_be_quick, record
+from stator.aot.quick import Recorded, record, why_not_quick
 from stator.aot.statistics import settle_statistics
 from stator.aot.subclasses import (
     Layout,
@@ -88,7 +88,7 @@ class Traced:
     updated: list[int]  # positions of primals that the graph itself writes to
     backward_error: RuntimeError | None  # what eager raises when it is asked for gradients
     custom_backward: bool  # some operator's derivative is the user's: it may not be linear
-    why_full: str | None = None  # why a quick trace, which was tried, did not do
+    why_full: str | None = None  # why a quick trace, which is tried first, did not do
 
     # Passes may replace what the graph returns: it is read from there.
 
@@ -142,8 +142,8 @@ def trace(
             mode,  # the program's own new tensors are fake too
         ):
             stack.enter_context(context)
-        reason = None
-        if may_run_again and may_be_quick(inputs):
+        reason = why_not_quick(inputs) if may_run_again else None
+        if may_run_again and reason is None:
             quick = record(function, inputs)
             if not isinstance(quick, str):
                 return _traced_quickly(quick)

@@ -204,8 +204,8 @@ ZERO = Index()
 
 def _operand(index: Index) -> str:
     number = index.constant
-    is_name = len(index.terms) == 1 and index.terms[0][1] == 1 and len(index.terms[0][0]) == 1
-    return str(index) if is_name or (number is not None and number >= 0) else f"({index})"
+    stands_alone = only_atom(index) is not None or (number is not None and number >= 0)
+    return str(index) if stands_alone else f"({index})"
 
 
 def leaves_of(atom: Atom) -> frozenset[Leaf]:

@@ -18,7 +18,7 @@ from stator.loops.ir import Combine, Expr
 from stator.loops.values import Builder, Point, Result, Value
 from stator.ops.reduce import count_of, join, read_twice
 from stator.ops.table import lowers
-from stator.ops.variance import inverse_deviation, moments, moments_at_once
+from stator.ops.variance import inverse_deviation, moments_in_f64
 
 aten = torch.ops.aten
 _b = Body()
@@ -105,8 +105,7 @@ def _measured(t: Builder, x: Value, eps: float) -> tuple[Statistics, Value]:
     def read(channel: Point, rest: Point) -> Expr:
         return cast(x.load(channels.point(channel, rest)), kind)
 
-    measure = moments if kind is DType.F64 else moments_at_once
-    mean, spread = measure(t, [x.size[1]], channels.inner, read)
+    mean, spread = moments_in_f64(t, [x.size[1]], channels.inner, kind, read)
     rstd = inverse_deviation(t, spread, count_of(channels.inner, DType.F64), eps)
     return Statistics(mean, rstd), spread
 

@@ -1,4 +1,8 @@
-"""Variance and standard deviation: the mean first, then the squared distances from it."""
+"""Variance and standard deviation, and the moments that norms are made of.
+
+In f64, of narrower types, both moments take one pass over the elements.  Where there are no bits to
+spare, the mean comes first, and then the squared distances from it.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +40,20 @@ def moments(
     return mean, t.reduce(Combine.SUM, size, inner, square)
 
 
-def moments_at_once(
+def moments_in_f64(
+    t: Builder,
+    size: Sequence[Index],
+    inner: Sequence[Index],
+    kind: DType,
+    read: Callable[[Point, Point], Expr],
+) -> tuple[Value, Value]:
+    """The same in f64, whatever `kind` it is that `read` gives."""
+    if kind is DType.F64:
+        return moments(t, size, inner, read)
+    return _moments_at_once(t, size, inner, read)
+
+
+def _moments_at_once(
     t: Builder,
     size: Sequence[Index],
     inner: Sequence[Index],
@@ -95,13 +112,13 @@ def _variance(
     known = product(inner).constant
     if known is not None and known <= less:
         return None  # eager warns
-    x = read_twice(t, x)
+    x, kind = read_twice(t, x), x.dtype.computed_in
     kept = [x.size[d] for d in range(x.rank) if d not in dims]
 
     def read(outer: Point, reduced: Point) -> Expr:
-        return cast(x.load(join(x.rank, dims, outer, reduced)), DType.F64)
+        return cast(x.load(join(x.rank, dims, outer, reduced)), kind)
 
-    mean, spread = moments(t, kept, inner, read)
+    mean, spread = moments_in_f64(t, kept, inner, kind, read)
 
     def finite(point: Point) -> Expr:
         # Eager's mean is NaN beside a variance that is, so of infinities too.
