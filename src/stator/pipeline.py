@@ -88,7 +88,7 @@ from stator.runtime.constants import Furnished, with_constants
 from stator.runtime.cuda_graphs import Recordable
 from stator.runtime.dump import program_text
 from stator.runtime.fused import begin_workers, plan_kernels
-from stator.runtime.loading import Loading
+from stator.runtime.loading import Awaited, Loading
 from stator.runtime.memory import (
     Memory,
     Own,
@@ -282,9 +282,7 @@ def compile_half(
     if freezing:
         note_unkept(module.graph, ctx)
     constants = take_constants(module.graph, frozen=freezing, discards=discards)
-    plan, memory, label = _planned(module, name, ctx)
-    with ctx.record.stage(f"{name}/executor", len(plan.steps)):
-        compiled = _executor(module, plan, memory, (name, label), ctx)
+    plan, compiled = _built(module, name, ctx)
     if recordings is not None and plan.on_gpu and ctx.options.verify != "kernels":
         compiled = _recorded(compiled, recordable(module.graph, plan), recordings, name)
     else:
@@ -294,6 +292,18 @@ def compile_half(
         return compiled
     image = None if compiled.image is None else Furnished(compiled.image, constants)
     return replace(compiled, run=with_constants(compiled.run, constants), image=image)
+
+
+def _built(module: fx.GraphModule, name: str, ctx: Ctx) -> tuple[Plan, CompiledGraph]:
+    """A rewritten graph planned, and a function; if kernels cannot be built, torch runs all."""
+    plan, memory, label = _planned(module, name, ctx)
+    try:
+        return plan, _executor(module, plan, memory, (name, label), ctx)
+    except Exception as error:
+        if not isinstance(plan.entries, Awaited):  # kernels were built before
+            raise
+        note_fallback(error, ctx.record, ctx.options.strict)
+    return _built(module, name, replace(ctx, options=replace(ctx.options, kernels=False)))
 
 
 def _recorded(
@@ -353,6 +363,13 @@ def _executor(
     module: fx.GraphModule, plan: Plan, memory: Memory, names: tuple[str, str], ctx: Ctx
 ) -> CompiledGraph:
     """A function that runs the plan: native where the options and the machine allow."""
+    with ctx.record.stage(f"{names[0]}/executor", len(plan.steps)):
+        return _running(module, plan, memory, names, ctx)
+
+
+def _running(
+    module: fx.GraphModule, plan: Plan, memory: Memory, names: tuple[str, str], ctx: Ctx
+) -> CompiledGraph:
     name, label = names
     if ctx.options.verify == "kernels":
         ctx.record.notes.append(f"{name}: runs from Python, each kernel beside eager")

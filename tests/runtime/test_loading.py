@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.exc import BackendCompilerFailed
 
 pytest.importorskip("triton")
 
+from stator import pipeline
+from stator.codegen.llvm.backend import Entry
 from stator.codegen.llvm.shape import arguments_of
 from stator.codegen.triton import backend
 from stator.codegen.triton.candidates import candidates
-from stator.codegen.triton.shape import Shape
+from stator.codegen.triton.kernel import write_kernel
+from stator.codegen.triton.shape import Shape, shape_of
+from stator.errors import StatorWarning
 from stator.loops.ir import Kernel
 from stator.runtime.loading import Code, Loading
+from stator.runtime.memory import plan_memory
 
 
 @pytest.fixture
@@ -96,3 +102,63 @@ def test_equal_kernels_in_other_shapes_are_loaded_each(codes: list[Code]) -> Non
 
     assert model is not other
     assert model.shape != other.shape
+
+
+def test_memory_is_planned_while_kernels_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    def noted(name: str, function: Any) -> Any:
+        def call(*given: Any) -> Any:
+            seen.append(name)
+            return function(*given)
+
+        return call
+
+    begin = backend.begin_gpu_kernels
+    monkeypatch.setattr(
+        backend,
+        "begin_gpu_kernels",
+        lambda *given: noted("waited", noted("begun", begin)(*given)),
+    )
+    monkeypatch.setattr(pipeline, "plan_memory", noted("memory", plan_memory))
+    x = torch.randn(5)
+
+    torch.testing.assert_close(compiled(torch.sin)(x), x.sin())
+    assert seen == ["begun", "memory", "waited"]
+
+
+def test_where_a_kernel_cannot_be_compiled_torch_runs_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    def begin(*_: Any) -> Any:
+        def fail() -> NoReturn:
+            raise RuntimeError("no machine code today")
+
+        return fail
+
+    monkeypatch.setattr(backend, "begin_gpu_kernels", begin)
+    x = torch.randn(5)
+    by = torch.compile(torch.sin, backend="stator", options={"codegen": "triton", "cache": False})
+
+    with pytest.warns(StatorWarning, match="no machine code today"):
+        torch.testing.assert_close(by(x), x.sin())
+    with pytest.raises(BackendCompilerFailed, match=r"CompileError.*no machine code today"):
+        compiled(lambda x: x.sin())(x)
+
+
+def test_a_cards_kernels_are_loaded_once(
+    codes: list[Code], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled(lambda x: (x.exp(), x.sum(-1)))(torch.randn(6, 2000))
+    kernels = list(codes[0].samples())
+    monkeypatch.setattr(backend, "_loaded", {})
+    monkeypatch.setattr(backend, "capability_of", lambda device: 90)
+    monkeypatch.setattr(
+        backend,
+        "launchable",
+        lambda made, device: [Entry(cubin.name, cubin) for _, _, cubin in made],
+    )
+    card = torch.device("cuda", 0)
+    first, again = (backend.load_gpu_kernels(kernels, card) for _ in range(2))
+
+    names = [write_kernel(kernel, shape_of(kernel)).name for kernel in kernels]
+    assert [getattr(entry, "name", None) for entry in first] == names
+    assert all(one is other for one, other in zip(first, again, strict=True))

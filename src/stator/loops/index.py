@@ -103,11 +103,7 @@ class Index(metaclass=Interned):
     @staticmethod
     def of(value: Index | Atom | int) -> Index:
         """`value` as an index."""
-        if isinstance(value, Index):
-            return value
-        if isinstance(value, int):
-            return Index((((), value),)) if value else ZERO
-        return Index((((value,), 1),))
+        return value if isinstance(value, Index) else _single(value)
 
     def __add__(self, other: Index | Atom | int) -> Index:
         return _added(self, Index.of(other))
@@ -356,6 +352,13 @@ def _clamped_to(expr: Any) -> tuple[int, int] | None:
     if not isinstance(least, int) or not isinstance(most, int) or most < least:
         return None
     return least, most
+
+
+@lru_cache(REMEMBERED)
+def _single(value: Atom | int) -> Index:
+    if isinstance(value, int):
+        return Index((((), value),)) if value else ZERO
+    return Index((((value,), 1),))
 
 
 @lru_cache(REMEMBERED)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from stator.codegen.llvm.backend import load_kernels
@@ -84,15 +85,38 @@ class Code:
                 continue
             yield step.nameless, Sample(step.kernel.name, lengths, sizes)
 
-    def loaded(self, loading: Loading, shapes: Mapping[Kernel, Shape]) -> dict[Kernel, Any]:
+    def loaded(self, loading: Loading, shapes: Mapping[Kernel, Shape]) -> Mapping[Kernel, Any]:
         """The code of each kernel, with an `address` or a `function` of the same arguments."""
-        kernels = [launch.nameless for launch in self.launches]
+        kernels = list(dict.fromkeys(launch.nameless for launch in self.launches))
         target = self.lowering.target
         if not loading.now:
             return dict.fromkeys(kernels)
         if not target.uses_triton:
             return dict(zip(kernels, load_kernels(kernels), strict=True))
-        from stator.codegen.triton.backend import load_gpu_kernels  # Triton is for GPUs alone
+        from stator.codegen.triton.backend import begin_gpu_kernels  # Triton is for GPUs alone
 
-        entries = load_gpu_kernels(kernels, target.device, self.anywhere, shapes)
-        return dict(zip(kernels, entries, strict=True))
+        return Awaited(kernels, begin_gpu_kernels(kernels, target.device, self.anywhere, shapes))
+
+
+class Awaited(Mapping[Kernel, Any]):
+    """The code of kernels that others compile: waited for when one is asked for its code.
+
+    Memory is planned and the host program written meanwhile, which know kernels by their names.
+    """
+
+    def __init__(self, kernels: Sequence[Kernel], collect: Callable[[], Sequence[Any]]) -> None:
+        self._kernels = kernels
+        self._collect = collect
+
+    @cached_property
+    def _found(self) -> dict[Kernel, Any]:
+        return dict(zip(self._kernels, self._collect(), strict=True))
+
+    def __getitem__(self, kernel: Kernel) -> Any:
+        return self._found[kernel]
+
+    def __iter__(self) -> Iterator[Kernel]:
+        return iter(self._kernels)
+
+    def __len__(self) -> int:
+        return len(self._kernels)

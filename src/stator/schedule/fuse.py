@@ -140,14 +140,19 @@ class _Fuser:
     def _append(self, group: Group, sources: set[int], name: str) -> None:
         self.home[name] = len(self.groups)
         self.groups.append(group)
-        self.needs.append(0)
-        self._depend(len(self.groups) - 1, sources)
+        self.needs.append(self._needed(sources))
+
+    def _needed(self, sources: set[int]) -> int:
+        wanted = 0
+        for source in sources:
+            wanted |= self.needs[source] | (1 << source)
+        return wanted
 
     def _depend(self, group: int, sources: set[int]) -> None:
         """`group` now waits for `sources`, and so does all that waits for `group`."""
-        wanted = 0
-        for source in sources - {group}:
-            wanted |= self.needs[source] | (1 << source)
+        wanted = self._needed(sources - {group})
+        if not wanted & ~self.needs[group]:
+            return
         for number, needs in enumerate(self.needs):
             if number == group or needs >> group & 1:
                 self.needs[number] |= wanted

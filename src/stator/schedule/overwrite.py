@@ -9,8 +9,9 @@ It saves memory, and time: a line of the cache that was read is written, and no 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -51,6 +52,7 @@ def overwrite_dying(
     are elements of inputs that are the graph's own too.
     """
     own = _Own(groups, sizes, {*taken, *returned}, donated or {})
+    loads_of = cache(_loads)  # each value that dies is asked for
     found, targets = dict(kernels), dict[str, str]()
     for number, group in enumerate(groups):
         if isinstance(group.alone, Extern) and (name := own.added_to(number, group.alone.node)):
@@ -62,7 +64,7 @@ def overwrite_dying(
             if member.name in taken or member.buffer not in found[group].written:
                 continue
             for name in own.dying(number, member):
-                shared = _sharing(found[group], member.buffer, name)
+                shared = _sharing(found[group], member.buffer, name, loads_of)
                 if shared is not None:
                     found[group], targets[member.name] = shared, name
                     own.gone.add(name)
@@ -199,7 +201,9 @@ def _looked_at(groups: Sequence[Group], known: Mapping[str, str] | None = None) 
     return found
 
 
-def _sharing(kernel: Kernel, result: Buffer, name: str) -> Kernel | None:
+def _sharing(
+    kernel: Kernel, result: Buffer, name: str, loads_of: Callable[[Stage], Sequence[Load]]
+) -> Kernel | None:
     """The kernel with `result` in the memory of `name`; None if it would read too late."""
     homes = [number for number, stage in enumerate(kernel.stages) if _stores(stage, result)]
     if len(homes) != 1 or any(stage.in_order for stage in kernel.stages):
@@ -208,7 +212,7 @@ def _sharing(kernel: Kernel, result: Buffer, name: str) -> Kernel | None:
     store, *others = _stores(home, result)
     if others or store.combine is not None:
         return None
-    loads = [(stage, load) for stage in kernel.stages for load in _loads(stage)]
+    loads = [(stage, load) for stage in kernel.stages for load in loads_of(stage)]
     old = {load.buffer for _, load in loads if load.buffer.name == name}
     if any(load.buffer is result for _, load in loads) or {b.dtype for b in old} != {result.dtype}:
         return None
@@ -253,8 +257,8 @@ def _stores(stage: Stage, result: Buffer) -> list[Store]:
     return [s for s in stage.body if isinstance(s, Store) and s.buffer is result]
 
 
-def _loads(stage: Stage) -> Iterator[Load]:
-    return (node for s in stage.body for node in nodes(s) if isinstance(node, Load))
+def _loads(stage: Stage) -> list[Load]:
+    return [node for s in stage.body for node in nodes(s) if isinstance(node, Load)]
 
 
 def _place(stage: Stage, index: Index) -> Index:

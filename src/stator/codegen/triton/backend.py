@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any, Final, TypeAlias
@@ -11,7 +11,7 @@ import torch
 
 from stator.codegen.llvm.backend import Entry
 from stator.codegen.llvm.shape import symbols_of
-from stator.codegen.triton.compile import compile_all
+from stator.codegen.triton.compile import begin_all, compile_all
 from stator.codegen.triton.interpreted import interpreted
 from stator.codegen.triton.kernel import Written, write_kernel
 from stator.codegen.triton.launch import Launcher, load
@@ -56,41 +56,73 @@ def load_gpu_kernels(
     Buffers of kernels in `anywhere` may begin where a thread's widest access may not.  `shapes` are
     those of kernels that have others than the model's.
     """
+    return begin_gpu_kernels(kernels, device, anywhere, shapes)()
+
+
+def begin_gpu_kernels(
+    kernels: Sequence[Kernel],
+    device: torch.device,
+    anywhere: Collection[Kernel] = (),
+    shapes: Mapping[Kernel, Shape] | None = None,
+) -> Callable[[], list[GpuEntry]]:
+    """The same, begun: what is returned waits for it.
+
+    Whoever wants the same meanwhile compiles it, too.
+    """
     known = {} if faults.SET else _loaded
     chosen = shapes or {}
     wanted = [
         ((kernel, chosen.get(kernel) or shape_of(kernel)), (device, kernel not in anywhere))
         for kernel in kernels
     ]
+    begin = _compiled if device.type == "cuda" else _interpreted
     with _lock:
         fresh = [one for one in dict.fromkeys(wanted) if one not in known]
-        for place in dict.fromkeys(place for _, place in fresh):
-            own = [shaped for shaped, other in fresh if other == place]
-            made: Iterable[GpuEntry] = map(_interpreted, own)
-            if device.type == "cuda":
-                made = _compiled(own, place)
-            known |= {(shaped, place): entry for shaped, entry in zip(own, made, strict=True)}
-        return [known[one] for one in wanted]
+        begun = [
+            begin([shaped for shaped, other in fresh if other == place], place)
+            for place in dict.fromkeys(place for _, place in fresh)
+        ]
+
+    def collect() -> list[GpuEntry]:
+        made = [finish() for finish in begun]
+        with _lock:
+            for found in made:
+                known.update(found)
+            return [known[one] for one in wanted]
+
+    return collect
 
 
-def _interpreted(shaped: Shaped) -> Interpreted:
-    kernel, shape = shaped
-    return Interpreted(interpreted(kernel, shape), shape)
+Begun: TypeAlias = Callable[[], dict[tuple[Shaped, Place], GpuEntry]]
 
 
-def _compiled(kernels: Sequence[Shaped], place: Place) -> list[GpuCode]:
+def _interpreted(kernels: Sequence[Shaped], place: Place) -> Begun:
+    def finish() -> dict[tuple[Shaped, Place], GpuEntry]:
+        return {
+            ((kernel, shape), place): Interpreted(interpreted(kernel, shape), shape)
+            for kernel, shape in kernels
+        }
+
+    return finish
+
+
+def _compiled(kernels: Sequence[Shaped], place: Place) -> Begun:
     device, aligned = place
     written = [write_kernel(kernel, shape) for kernel, shape in kernels]
-    cubins = compile_all(written, capability_of(device), aligned=aligned)
-    made = [
-        (kernel, source, cubin)
-        for (kernel, _), source, cubin in zip(kernels, written, cubins, strict=True)
-    ]
-    entries = launchable(made, device)
-    return [
-        GpuCode(entry.name, entry.module, shape)
-        for entry, (_, shape) in zip(entries, kernels, strict=True)
-    ]
+    cubins = begin_all(written, capability_of(device), aligned=aligned)
+
+    def finish() -> dict[tuple[Shaped, Place], GpuEntry]:
+        made = [
+            (kernel, source, cubin)
+            for (kernel, _), source, cubin in zip(kernels, written, cubins(), strict=True)
+        ]
+        entries = launchable(made, device)
+        return {
+            (shaped, place): GpuCode(entry.name, entry.module, shaped[1])
+            for entry, shaped in zip(entries, kernels, strict=True)
+        }
+
+    return finish
 
 
 def capability_of(device: torch.device) -> int:

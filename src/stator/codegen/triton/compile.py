@@ -10,7 +10,7 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -29,10 +29,17 @@ def compile_all(
     kernels: Sequence[Written], capability: int, *, aligned: bool = True
 ) -> list[Cubin]:
     """Machine code for cards of that capability (90: Hopper)."""
+    return begin_all(kernels, capability, aligned=aligned)()
+
+
+def begin_all(
+    kernels: Sequence[Written], capability: int, *, aligned: bool = True
+) -> Callable[[], list[Cubin]]:
+    """The same, begun: what is returned waits for it."""
     requests = _requests(kernels, capability, aligned)
     if len(requests) < WORTH_WORKERS:
-        return [translate(request) for request in requests]
-    return workers().compile(requests)
+        return lambda: [translate(request) for request in requests]
+    return workers().begin(requests)
 
 
 def compile_each(
@@ -78,7 +85,12 @@ class Workers:
 
     def compile(self, requests: Sequence[Request]) -> list[Cubin]:
         """All of them, each by whoever is free."""
-        return list(self.pool.map(self._compile, requests))
+        return self.begin(requests)()
+
+    def begin(self, requests: Sequence[Request]) -> Callable[[], list[Cubin]]:
+        """The same, begun: what is returned waits for it."""
+        made = self.pool.map(self._compile, requests)
+        return lambda: list(made)
 
     def try_each(self, requests: Sequence[Request]) -> list[Cubin | None]:
         """Those that can be compiled."""

@@ -38,15 +38,17 @@ def compile_native(
 ) -> Image:
     """All that runs a plan, as data; `held` is what it is foreseen to hold, if that is known."""
     program = native_program(plan, memory, watch)
+    host, prelude = compile_text(program.text), _prelude_object()
+    # Only now: others compile the kernels of a GPU meanwhile.
     entries: list[Entry] = list(plan.entries.values())
     modules = {id(entry.module): entry.module for entry in entries}
     places = {key: number for number, key in enumerate(modules)}
     return Image(
-        compile_text(program.text),
+        host,
         tuple(module.data for module in modules.values()),
         tuple((places[id(entry.module)], entry.name) for entry in entries),
         program.table,
-        _prelude_object(),
+        prelude,
         predicted(plan, memory) if held is None else held,
     )
 
