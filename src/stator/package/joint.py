@@ -55,6 +55,7 @@ class JointProgram:
     backward: StoredBackward  # without code: which tangents it takes
     state: Blob
     sizes: Sizes  # that vary
+    training: bool = True  # the mode that the model was in
     parts: dict[str, Part] = field(default_factory=dict)
     starts: dict[str, int] = field(default_factory=dict)  # of all blobs, one behind the other
 
@@ -226,6 +227,7 @@ def finish_joint(
         "arguments": arguments_told(exported.arguments),
         "outputs": list(range(len(joint.facts.program.outputs))),  # the facts know of constants
         "tensors": _tensors(exported),
+        "training": joint.training,
         "constants": constants_told(joint.state.held),
         "starts": joint.starts,
         "parts": {name: list(part.outputs) for name, part in joint.parts.items()},
@@ -234,10 +236,15 @@ def finish_joint(
 
 
 def _tensors(exported: Exported) -> list[list[Any]]:
-    """For each tensor that the program takes: an input, or a constant and whether it trains."""
-    return [
-        ["state", exported.constants[place].name, exported.constants[place].trains]
-        if place in exported.constants
-        else ["input", exported.names[place], False]
-        for place in range(len(exported.fakes))
-    ]
+    """For each tensor that the program takes: an input, or a constant and whether it trains.
+
+    One that is "hidden" is no part of the model's state.
+    """
+    told: list[list[Any]] = []
+    for place in range(len(exported.fakes)):
+        held = exported.constants.get(place)
+        if held is None:
+            told.append(["input", exported.names[place], False])
+        else:
+            told.append(["state" if held.is_state else "hidden", held.name, held.trains])
+    return told

@@ -39,6 +39,7 @@ class Constant:
     kind: int  # by AOTInductor's numbers: 1 parameter, 2 buffer, 3 another tensor, 4 folded
     trains: bool = False  # whether it has gradients
     device: str = "cpu"  # the kind that it lies on where the library runs
+    is_state: bool = True  # whether the model's state_dict has it
 
 
 @dataclass(slots=True)
@@ -84,7 +85,9 @@ class Exported:
             device = value.device.type
             value = self._lifted(spec)
             trains = value.requires_grad and kind == 1
-            found = Constant(str(spec.target), value.detach(), kind, trains, device)
+            target = str(spec.target)
+            is_state = target in self.program.state_dict
+            found = Constant(target, value.detach(), kind, trains, device, is_state)
             self.constants[place] = found
         elif spec.kind is not InputKind.USER_INPUT:
             raise Unsupported(
