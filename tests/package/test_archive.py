@@ -21,6 +21,7 @@ import stator
 from stator.errors import PackageError
 from stator.package import archive, load
 from stator.package.archive import PAGE, PackageWriter, read_package, write_package
+from stator.package.build import write_file
 
 BUILD = """
 import torch, stator
@@ -305,6 +306,16 @@ def test_what_is_there_stays_when_building_fails(
         stator.aot_compile(model, x, options={"output_path": path})
     assert path.read_bytes() == before
     assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o077, 0o600), (0o022, 0o644), (0o002, 0o664)])
+def test_the_umask_says_who_may_read_it(mask: int, mode: int, tmp_path: Path) -> None:
+    before = os.umask(mask)
+    try:
+        written = write_file(tmp_path / "model.pt2", lambda part: write_package(part, {}, {}, []))
+    finally:
+        os.umask(before)
+    assert Path(written).stat().st_mode & 0o777 == mode
 
 
 def test_the_manifest_is_json(built: Callable[[str], Path]) -> None:
