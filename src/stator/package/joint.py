@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -27,6 +27,7 @@ from stator.package.build import (
     library_files,
     manifest_of,
 )
+from stator.package.conditions import conditions_of
 from stator.package.library import Code, Targets, input_of, sizes_of, write_code
 from stator.package.planned import Planned
 from stator.package.program import Exported, refuse_conditions
@@ -91,8 +92,10 @@ def compile_joint(
     joint.starts["state"], end = 0, state.pad(PAGE)
     for name, module in (("forward", halves.forward), ("backward", caught.modules[0])):
         blob = Blob(put)
-        told = _told(exported, module) if name == "forward" else {}
-        joint.parts[name] = _part(module, (name, told), plan, blob, targets)
+        is_first = name == "forward"
+        told = _told(exported, module) if is_first else {}
+        names = (name, told, exported.conditions if is_first else ())
+        joint.parts[name] = _part(module, names, plan, blob, targets)
         joint.starts[name], end = end, end + blob.pad(PAGE)
     return joint
 
@@ -124,13 +127,13 @@ def _told(exported: Exported, module: fx.GraphModule) -> dict[str, str]:
 
 def _part(
     module: fx.GraphModule,
-    names: tuple[str, Mapping[str, str]],
+    names: tuple[str, Mapping[str, str], Sequence[Any]],
     plan: PlanGraph,
     blob: Blob,
     targets: Targets,
 ) -> Part:
-    """One library; `names`: its own, and what its inputs are called in errors."""
-    name, told = names
+    """One library; `names`: its own, what its inputs are called, and what their sizes obey."""
+    name, told, relations = names
     outputs = _only_tensors(module)
     _read_numbers(module)
     nodes = module.graph.find_nodes(op="placeholder")
@@ -142,7 +145,8 @@ def _part(
     planned = plan(module, name)
     count = sum(isinstance(place, int) for place in outputs)
     own = Names([*inputs], [f"output_{number}" for number in range(count)], "", "")
-    return Part(write_code(planned, (inputs, {}), blob, own, targets), outputs)
+    conditions = conditions_of(relations, sizes, told)
+    return Part(write_code(planned, (inputs, {}, conditions), blob, own, targets), outputs)
 
 
 def _only_tensors(module: fx.GraphModule) -> tuple[Any, ...]:
