@@ -81,6 +81,22 @@ def test_500_corruptions_are_refused(built: Callable[[str], Path], tmp_path: Pat
             stator.load(path)
 
 
+def test_corruptions_of_a_training_step_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "step.pt2"
+    wishes = {"output_path": path, "levels": (1,)}
+    stator.aot_compile_joint(torch.nn.Linear(4, 3), (torch.ones(2, 4),), options=wishes)
+    whole, dice = path.read_bytes(), random.Random(20261119)
+    for number in range(100):
+        data = bytearray(whole)
+        if number % 4:
+            data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
+        else:
+            del data[dice.randrange(len(data)) :]
+        path.write_bytes(data)
+        with pytest.raises(PackageError):
+            stator.load(path)
+
+
 def test_weights_lie_at_a_page(built: Callable[[str], Path]) -> None:
     package = read_package(built("images"))
     assert package.start % PAGE == 0
