@@ -219,6 +219,24 @@ def test_tensors_that_are_not_what_lies_in_their_memory_are_refused(
     torch.testing.assert_close(loaded(torch._neg_view(x).resolve_neg()), loaded(-x))
 
 
+@pytest.mark.parametrize("build", [stator.aot_compile, stator.aot_compile_joint])
+def test_an_input_that_is_written_to_shares_no_memory(
+    build: Callable[..., str], tmp_path: Path
+) -> None:
+    class Added(torch.nn.Linear):
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            """A sum, after one was changed."""
+            return a.add_(1) + b + 0 * super().forward(b)
+
+    x, y = torch.ones(3), torch.ones(3)
+    loaded = stator.load(build(Added(3, 3), (x, y), options={"output_path": tmp_path / "m.pt2"}))
+    torch.testing.assert_close(loaded(x, y).detach(), torch.full((3,), 3.0))
+    torch.testing.assert_close(x, torch.full((3,), 2.0))
+    with pytest.raises(ValueError, match="input 0 shares memory with another, and the program wr"):
+        loaded(x, x)
+    torch.testing.assert_close(loaded(y, x).detach(), torch.full((3,), 4.0))
+
+
 def test_keywords_in_any_order(tmp_path: Path) -> None:
     class Two(torch.nn.Module):
         def forward(self, *, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -64,6 +64,7 @@ def finish_archive(
         "inputs": list(map(input_told, library.inputs)),
         "arguments": arguments_told(library.given),
         "outputs": list(library.outputs),
+        "written": [number for number, is_written in enumerate(library.written) if is_written],
         "constants": constants_told(library.code.blob.held),
     }
     package.finish(manifest, files)

@@ -12,7 +12,7 @@ from torch import fx
 from stator.aot.compile import Tools, trace_and_cut
 from stator.aot.function import StoredBackward
 from stator.aot.graphs import CompiledGraph, FreshBackward, facts_of
-from stator.aot.metadata import Facts
+from stator.aot.metadata import Facts, Mutation
 from stator.cache.codec import to_bytes
 from stator.core.torch_types import Flat
 from stator.errors import Unsupported
@@ -230,6 +230,11 @@ def finish_joint(
         ],
         "arguments": arguments_told(exported.arguments),
         "outputs": list(range(len(joint.facts.program.outputs))),  # the facts know of constants
+        "written": [
+            number
+            for number, place in enumerate(exported.names)
+            if joint.facts.program.inputs[place].mutation is not Mutation.NONE
+        ],
         "tensors": _tensors(exported),
         "training": joint.training,
         "constants": constants_told(joint.state.held),

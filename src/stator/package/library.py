@@ -56,6 +56,7 @@ class Library:
     inputs: tuple[Input, ...]
     given: tuple[Any, ...]  # arguments of the program: TENSOR, or what it was built for
     outputs: tuple[Any, ...]  # of the program: places among the library's, or constants
+    written: tuple[bool, ...]  # for each input
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,10 @@ def write_library(
     conditions = conditions_of(exported.conditions, sizes_of(graph.module), known)
     signature = (inputs, numbers, conditions)
     code = write_code(replace(planned, plan=plan), signature, blob, names, targets)
-    return Library(code, names, tuple(inputs.values()), exported.arguments, graph.outputs)
+    changed = {name for step in plan.steps for name in step.writes}
+    written = tuple(name in changed for name in inputs)
+    given = tuple(inputs.values())
+    return Library(code, names, given, exported.arguments, graph.outputs, written)
 
 
 def write_code(
