@@ -149,6 +149,7 @@ def aot_compile_joint(
     def write(part: Path) -> None:
         with PackageWriter(part) as package:
             joint = compile_joint(exported, run, tools, plan, package.put, targets)
+            joint.training = model.training
             finish_joint(package, joint, linker, targets)
 
     return write_file(path, write)

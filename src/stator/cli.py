@@ -206,19 +206,31 @@ def build_package(
     columns = (SpinnerColumn(), "{task.description}", TimeElapsedColumn())
     with Progress(*columns, transient=True) as progress:
         task = progress.add_task(f"making {factory}", total=None)
+        chosen = _numbers(levels)
         made = _called(factory)
         model, *given = made if isinstance(made, tuple) else (made,)
         progress.update(task, description=f"compiling {factory}")
         wishes = {
             "output_path": str(output),
             "freezing": freezing,
-            "levels": tuple(int(level) for level in levels.split(",")),
+            "levels": chosen,
         }
         try:
             path = aot_compile(model, *given, options=wishes)
         except StatorError as error:
             raise typer.BadParameter(str(error), param_hint="model") from error
+        except OSError as error:
+            raise typer.BadParameter(str(error), param_hint="output") from error
     typer.echo(f"written: {path} ({Path(path).stat().st_size / 2**20:.1f} MiB)")
+
+
+def _numbers(levels: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(level) for level in levels.split(","))
+    except ValueError as error:
+        raise typer.BadParameter(
+            f"{levels!r} is no list of numbers, such as 1,3", param_hint="levels"
+        ) from error
 
 
 def _called(factory: str) -> Any:
@@ -230,9 +242,13 @@ def _called(factory: str) -> Any:
     if not where:
         raise typer.BadParameter("name a function: model.py:make", param_hint="factory")
     if where.endswith(".py"):
-        spec = importlib.util.spec_from_file_location(Path(where).stem, where)
+        # A file that is called as a module which is there stands beside it, not in its place.
+        taken = {*sys.modules, *sys.stdlib_module_names}
+        stem = Path(where).stem
+        spec = importlib.util.spec_from_file_location(f"_{stem}" if stem in taken else stem, where)
         if spec is None or spec.loader is None or not Path(where).is_file():
             raise typer.BadParameter(f"there is no file {where}", param_hint="factory")
+        sys.path.insert(0, str(Path(where).resolve().parent))  # as `python model.py` does
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module  # torch.export looks its classes up
         spec.loader.exec_module(module)
@@ -300,18 +316,19 @@ def run_package(
     output: Annotated[Path | None, typer.Option(help="Where torch.save writes the result.")] = None,
 ) -> None:
     """Run a package once: on tensors from files, or on some that are made up."""
+    from pickle import UnpicklingError
+
     import torch
 
     from stator.package.trial import made_up_inputs
     from stator.torch_api import pytree
 
     model = _load_package(package)
-    args, kwargs = made_up_inputs(model)
-    if inputs:
-        args, kwargs = tuple(torch.load(path, weights_only=True) for path in inputs), {}
     try:
+        given = [torch.load(path, weights_only=True) for path in inputs or ()]
+        args, kwargs = made_up_inputs(model, given)
         result = model(*args, **kwargs)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OSError, RuntimeError, EOFError, UnpicklingError) as error:
         raise typer.BadParameter(str(error), param_hint="input") from error
     for number, value in enumerate(pytree.tree_leaves(result)):
         shown = f"{value.dtype} {list(value.size())}" if torch.is_tensor(value) else repr(value)

@@ -366,6 +366,13 @@ def guard_count(mode: FakeTensorMode) -> int:
     return 0 if env is None else len(env.guards) + len(env.replacements)
 
 
+def size_conditions(mode: FakeTensorMode, program: Any) -> list[Any]:
+    """What an exported program's sizes must obey, as sympy says it, or as text if none is left."""
+    env = mode.shape_env
+    found = [] if env is None else [guard.expr.xreplace(env.replacements) for guard in env.guards]
+    return found or list(program._guards_code)
+
+
 def fake_inputs(inputs: Sequence[Any]) -> tuple[list[Any], FakeTensorMode]:
     """Fake twins of a captured graph's inputs, with the sizes that Dynamo chose to be symbolic."""
     context = TracingContext.try_get()

@@ -21,6 +21,7 @@ import stator
 from stator.errors import PackageError
 from stator.package import archive, load
 from stator.package.archive import PAGE, PackageWriter, read_package, write_package
+from stator.package.build import write_file
 
 BUILD = """
 import torch, stator
@@ -75,6 +76,22 @@ def test_500_corruptions_are_refused(built: Callable[[str], Path], tmp_path: Pat
                 del data[at : at + dice.randrange(1, 64)]
             case _:
                 data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
+        path.write_bytes(data)
+        with pytest.raises(PackageError):
+            stator.load(path)
+
+
+def test_corruptions_of_a_training_step_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "step.pt2"
+    wishes = {"output_path": path, "levels": (1,)}
+    stator.aot_compile_joint(torch.nn.Linear(4, 3), (torch.ones(2, 4),), options=wishes)
+    whole, dice = path.read_bytes(), random.Random(20261119)
+    for number in range(100):
+        data = bytearray(whole)
+        if number % 4:
+            data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
+        else:
+            del data[dice.randrange(len(data)) :]
         path.write_bytes(data)
         with pytest.raises(PackageError):
             stator.load(path)
@@ -305,6 +322,16 @@ def test_what_is_there_stays_when_building_fails(
         stator.aot_compile(model, x, options={"output_path": path})
     assert path.read_bytes() == before
     assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o077, 0o600), (0o022, 0o644), (0o002, 0o664)])
+def test_the_umask_says_who_may_read_it(mask: int, mode: int, tmp_path: Path) -> None:
+    before = os.umask(mask)
+    try:
+        written = write_file(tmp_path / "model.pt2", lambda part: write_package(part, {}, {}, []))
+    finally:
+        os.umask(before)
+    assert Path(written).stat().st_mode & 0o777 == mode
 
 
 def test_the_manifest_is_json(built: Callable[[str], Path]) -> None:

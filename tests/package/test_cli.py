@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,14 @@ def exported():
 """
 
 
+@pytest.fixture(autouse=True)
+def _path() -> Iterator[None]:
+    """Puts back what a command finds modules by: it has a process of its own."""
+    before = list(sys.path)
+    yield
+    sys.path[:] = before
+
+
 def called(*words: object) -> str:
     """What a command prints; it succeeds."""
     done = CliRunner().invoke(app, [str(word) for word in words])
@@ -56,6 +66,35 @@ def test_build_and_run(factory: Path, tmp_path: Path) -> None:
     with torch.no_grad():
         expected = torch.nn.Linear(4, 3)(torch.ones(2, 4))
     torch.testing.assert_close(torch.load(result), expected)
+
+
+def test_what_lies_beside_the_file_is_found(tmp_path: Path) -> None:
+    (tmp_path / "layers_beside.py").write_text("import torch\n\nclass L(torch.nn.Linear): pass\n")
+    path = tmp_path / "model.py"
+    path.write_text(f"from layers_beside import L\n{FACTORY.replace('torch.nn.Linear', 'L')}")
+    called("build", f"{path}:make", "-o", tmp_path / "a.pt2")
+
+
+def test_a_file_called_as_a_module_of_the_library(factory: Path, tmp_path: Path) -> None:
+    path = factory.rename(tmp_path / "json.py")
+    called("build", f"{path}:make", "-o", tmp_path / "a.pt2")
+    assert sys.modules["json"] is json
+
+
+def test_tensors_for_a_program_that_takes_numbers_and_keywords(
+    built: Callable[[str], Path], tmp_path: Path
+) -> None:
+    _, (x, _), kwargs, _ = made("named")
+    files = [tmp_path / "x.pt", tmp_path / "bias.pt"]
+    for file, value in zip(files, (x, kwargs["bias"]), strict=True):
+        torch.save(value, file)
+    result = tmp_path / "y.pt"
+    first, second = files
+    called("run", built("named"), "--input", first, "--input", second, "--output", result)
+    torch.testing.assert_close(torch.load(result)["sum"], x.sum())
+    done = CliRunner().invoke(app, ["run", str(built("named")), "--input", str(first)])
+    assert done.exit_code == 2
+    assert "1 tensors are given" in done.output
 
 
 def test_build_of_an_exported_program(factory: Path, tmp_path: Path) -> None:
@@ -95,9 +134,15 @@ def test_made_up_inputs_fit(name: str, built: Callable[[str], Path]) -> None:
         (("build", "nowhere.py:make", "-o", "a.pt2"), "there is no file"),
         (("inspect", "nowhere.pt2"), "cannot be read"),
         (("run", "nowhere.pt2"), "cannot be read"),
+        (("build", "nowhere.py:make", "-o", "a.pt2", "--levels", "x"), "no list of numbers"),
+        (("run", "PACKAGE", "--input", "nowhere.pt"), "No such file"),
+        (("run", "PACKAGE", "--input", __file__), "Weights only load failed"),
     ],
 )
-def test_what_is_not_there(words: tuple[str, ...], message: str) -> None:
-    done = CliRunner().invoke(app, list(words))
+def test_what_is_not_there(
+    words: tuple[str, ...], message: str, built: Callable[[str], Path]
+) -> None:
+    given = [str(built("perceptron")) if word == "PACKAGE" else word for word in words]
+    done = CliRunner().invoke(app, given)
     assert done.exit_code == 2
     assert message in " ".join(done.output.replace("│", " ").split())

@@ -184,6 +184,43 @@ def test_dropout_differs_from_call_to_call_and_is_one_mask(tmp_path: Path) -> No
     torch.testing.assert_close(grad, first.detach())
 
 
+class Lifted(nn.Module):
+    """What a state_dict has not: a buffer that is not persistent, and a constant of the forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.drop = nn.Linear(4, 4), nn.Dropout(0.5)
+        self.register_buffer("scratch", torch.full((4,), 2.0), persistent=False)
+        self.register_buffer("kept", torch.full((4,), 3.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """A layer, scaled and moved."""
+        return self.drop(self.linear(x) * self.scratch * self.kept + torch.tensor([1.0] * 4))
+
+
+def test_a_checkpoint_of_the_model_fits(tmp_path: Path) -> None:
+    model, x = Lifted().eval(), torch.randn(2, 4)
+    wishes = {"output_path": tmp_path / "m.pt2"}
+    loaded = stator.load(stator.aot_compile_joint(model, (x,), options=wishes))
+    other = Lifted().eval()
+    loaded.load_state_dict(other.state_dict())
+    other.load_state_dict(loaded.state_dict())
+    torch.testing.assert_close(loaded(x), other(x))
+
+
+def test_the_mode_is_that_of_the_model(tmp_path: Path) -> None:
+    for training in (True, False):
+        wishes = {"output_path": tmp_path / "m.pt2"}
+        model = Lifted().train(training)
+        loaded = stator.load(stator.aot_compile_joint(model, (torch.randn(2, 4),), options=wishes))
+        assert loaded.train(training).training is training
+        with pytest.raises(
+            Unsupported, match=r"m\.pt2 was built of a model in \w+\(\), and has no"
+        ):
+            loaded.train(not training)
+        assert loaded.training is training
+
+
 def test_what_is_refused(tmp_path: Path) -> None:
     x = torch.randn(2, 3)
     frozen = nn.Linear(3, 3).requires_grad_(False)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import stator
-from stator.errors import OptionError, PackageError, Unsupported
+from stator.errors import CompileError, OptionError, PackageError, Unsupported
 from stator.torch_api import FakeTensorMode
 from tests.package.models import MODELS, Counter, Perceptron, made
 
@@ -219,6 +219,24 @@ def test_tensors_that_are_not_what_lies_in_their_memory_are_refused(
     torch.testing.assert_close(loaded(torch._neg_view(x).resolve_neg()), loaded(-x))
 
 
+@pytest.mark.parametrize("build", [stator.aot_compile, stator.aot_compile_joint])
+def test_an_input_that_is_written_to_shares_no_memory(
+    build: Callable[..., str], tmp_path: Path
+) -> None:
+    class Added(torch.nn.Linear):
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            """A sum, after one was changed."""
+            return a.add_(1) + b + 0 * super().forward(b)
+
+    x, y = torch.ones(3), torch.ones(3)
+    loaded = stator.load(build(Added(3, 3), (x, y), options={"output_path": tmp_path / "m.pt2"}))
+    torch.testing.assert_close(loaded(x, y).detach(), torch.full((3,), 3.0))
+    torch.testing.assert_close(x, torch.full((3,), 2.0))
+    with pytest.raises(ValueError, match="input 0 shares memory with another, and the program wr"):
+        loaded(x, x)
+    torch.testing.assert_close(loaded(y, x).detach(), torch.full((3,), 4.0))
+
+
 def test_keywords_in_any_order(tmp_path: Path) -> None:
     class Two(torch.nn.Module):
         def forward(self, *, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -270,6 +288,26 @@ def test_a_library_alone_has_its_weights_within(tmp_path: Path) -> None:
     runner = torch._C._aoti.AOTIModelContainerRunnerCpu(path, 1)
     with torch.no_grad():
         torch.testing.assert_close(tuple(runner.run(list(args))), model(*args))
+
+
+@pytest.mark.parametrize("end", [".pt2", ".so"])
+def test_a_graph_that_takes_its_inputs_one_by_one(end: str, tmp_path: Path) -> None:
+    graph, (x,) = torch.fx.symbolic_trace(made("perceptron")[0]), made("perceptron")[1]
+    path = stator.compile_fx_aot(graph, [x], options={"output_path": tmp_path / f"m{end}"})
+    runner = torch._C._aoti.AOTIModelContainerRunnerCpu
+    with torch.no_grad():
+        found = stator.load(path)(x) if end == ".pt2" else tuple(runner(path, 1).run([x]))
+        torch.testing.assert_close(found, graph(x))
+
+
+def test_a_machine_without_a_linker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, args, _, _ = made("perceptron")
+    monkeypatch.setenv("PATH", "")
+    path = stator.aot_compile(model, args, options={"output_path": tmp_path / "m.pt2"})
+    with torch.no_grad():
+        torch.testing.assert_close(stator.load(path)(*args), model(*args))
+    with pytest.raises(CompileError, match="there is no linker on this machine"):
+        stator.aot_compile(model, args, options={"output_path": tmp_path / "m.so"})
 
 
 def test_the_model_stays_as_it_is(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ class Sizes:
         """A size as an index; None if it is no polynomial of sizes that the inputs show."""
         if isinstance(size, torch.SymInt):
             expression = size_expression(size)
-            return None if expression is None else self._index(expression)
+            return None if expression is None else self.of_expression(expression)
         return Index.of(size) if isinstance(size, int) else None
 
     def stride(self, step: Any) -> Index | None:
@@ -91,23 +91,28 @@ class Sizes:
         """
         if isinstance(step, torch.SymInt):
             expression = size_expression(step)
-            return None if expression is None else self._index(_of_dimensions(expression))
+            return None if expression is None else self.of_expression(_of_dimensions(expression))
         return self.index(step)
 
-    def _index(self, expression: Any) -> Index | None:
+    def of_expression(self, expression: Any) -> Index | None:
         """A sympy expression as an index; None where there is no rule for one of its parts."""
         if expression.is_Integer:
             return Index.of(int(expression))
         if expression.is_Symbol:
             symbol = self.symbols.get(expression.name)
             return None if symbol is None else Index.of(symbol)
-        parts = [self._index(part) for part in expression.args]
+        parts = [self.of_expression(part) for part in expression.args]
         known = [part for part in parts if part is not None]
         return _combined(expression, known) if len(known) == len(parts) > 0 else None
 
     def hint(self, index: Index) -> int:
         """What a size was when the graph was captured."""
         return evaluate(index, self.hints)
+
+
+def is_division(expression: Any) -> bool:
+    """Whether a sympy expression divides, for the quotient or for the rest."""
+    return type(expression).__name__ in _DIVISIONS
 
 
 def evaluate(index: Index, known: Mapping[Symbol, int]) -> int:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, Final
 
 import torch
@@ -25,12 +24,10 @@ _NO_SOURCE: Final = b"// There is no C++ behind this library: its machine code c
 def write_file(path: Path, write: Callable[[Path], None]) -> str:
     """Write a file under another name first: what is there stays until the new one is whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    part = Path(name)
+    part = path.with_name(f".{path.name}.{token_hex(8)}")
+    part.touch(exist_ok=False)  # for whom the umask says, as any file
     try:
         write(part)
-        part.chmod(0o644)
         part.replace(path)
     except BaseException:
         part.unlink(missing_ok=True)
@@ -67,6 +64,7 @@ def finish_archive(
         "inputs": list(map(input_told, library.inputs)),
         "arguments": arguments_told(library.given),
         "outputs": list(library.outputs),
+        "written": [number for number, is_written in enumerate(library.written) if is_written],
         "constants": constants_told(library.code.blob.held),
     }
     package.finish(manifest, files)

@@ -21,6 +21,7 @@ from stator.loops.index import Index
 from stator.loops.ir import Kernel
 from stator.lower.sizes import Shown
 from stator.ops.draws import draw_seed
+from stator.package.conditions import Condition
 from stator.runtime.memory import Memory
 from stator.runtime.native.calls import Calls
 from stator.runtime.native.dispatch import why_not_dispatched
@@ -60,6 +61,7 @@ class Signature:
     constants: Mapping[str, int]  # placeholders that are constants: their numbers
     added: Mapping[int, int]  # constants of the graph itself, by id: their numbers
     count: int  # of all constants
+    conditions: Sequence[Condition] = ()  # on sizes of the inputs
 
 
 def made_once(plan: Plan) -> list[str]:
@@ -343,6 +345,12 @@ class _LibraryHost(Host):
             for dim, (size, span) in enumerate(zip(given.size, given.ranges, strict=True)):
                 if size.constant is None:
                     self._check_size(number, name, dim, size, span)
+        for one in self.signature.conditions:
+            left, right = self.frame.index(one.left), self.frame.index(one.right)
+            with self.frame.unless(self.frame.w.let(f"icmp {one.word} i64 {left}, {right}")):
+                self._refuse_with(
+                    f"input sizes: the program was exported for those with {one.text}"
+                )
 
     def _check_size(
         self, number: int, name: str, dim: int, size: Index, span: tuple[int, int]

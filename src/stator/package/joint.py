@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ from torch import fx
 from stator.aot.compile import Tools, trace_and_cut
 from stator.aot.function import StoredBackward
 from stator.aot.graphs import CompiledGraph, FreshBackward, facts_of
-from stator.aot.metadata import Facts
+from stator.aot.metadata import Facts, Mutation
 from stator.cache.codec import to_bytes
 from stator.core.torch_types import Flat
 from stator.errors import Unsupported
@@ -27,6 +27,7 @@ from stator.package.build import (
     library_files,
     manifest_of,
 )
+from stator.package.conditions import conditions_of
 from stator.package.library import Code, Targets, input_of, sizes_of, write_code
 from stator.package.planned import Planned
 from stator.package.program import Exported, refuse_conditions
@@ -55,6 +56,7 @@ class JointProgram:
     backward: StoredBackward  # without code: which tangents it takes
     state: Blob
     sizes: Sizes  # that vary
+    training: bool = True  # the mode that the model was in
     parts: dict[str, Part] = field(default_factory=dict)
     starts: dict[str, int] = field(default_factory=dict)  # of all blobs, one behind the other
 
@@ -92,8 +94,10 @@ def compile_joint(
     joint.starts["state"], end = 0, state.pad(PAGE)
     for name, module in (("forward", halves.forward), ("backward", caught.modules[0])):
         blob = Blob(put)
-        told = _told(exported, module) if name == "forward" else {}
-        joint.parts[name] = _part(module, (name, told), plan, blob, targets)
+        is_first = name == "forward"
+        told = _told(exported, module) if is_first else {}
+        names = (name, told, exported.conditions if is_first else ())
+        joint.parts[name] = _part(module, names, plan, blob, targets)
         joint.starts[name], end = end, end + blob.pad(PAGE)
     return joint
 
@@ -125,13 +129,13 @@ def _told(exported: Exported, module: fx.GraphModule) -> dict[str, str]:
 
 def _part(
     module: fx.GraphModule,
-    names: tuple[str, Mapping[str, str]],
+    names: tuple[str, Mapping[str, str], Sequence[Any]],
     plan: PlanGraph,
     blob: Blob,
     targets: Targets,
 ) -> Part:
-    """One library; `names`: its own, and what its inputs are called in errors."""
-    name, told = names
+    """One library; `names`: its own, what its inputs are called, and what their sizes obey."""
+    name, told, relations = names
     outputs = _only_tensors(module)
     _read_numbers(module)
     nodes = module.graph.find_nodes(op="placeholder")
@@ -143,7 +147,8 @@ def _part(
     planned = plan(module, name)
     count = sum(isinstance(place, int) for place in outputs)
     own = Names([*inputs], [f"output_{number}" for number in range(count)], "", "")
-    return Part(write_code(planned, (inputs, {}), blob, own, targets), outputs)
+    conditions = conditions_of(relations, sizes, told)
+    return Part(write_code(planned, (inputs, {}, conditions), blob, own, targets), outputs)
 
 
 def _only_tensors(module: fx.GraphModule) -> tuple[Any, ...]:
@@ -227,7 +232,13 @@ def finish_joint(
         ],
         "arguments": arguments_told(exported.arguments),
         "outputs": list(range(len(joint.facts.program.outputs))),  # the facts know of constants
+        "written": [
+            number
+            for number, place in enumerate(exported.names)
+            if joint.facts.program.inputs[place].mutation is not Mutation.NONE
+        ],
         "tensors": _tensors(exported),
+        "training": joint.training,
         "constants": constants_told(joint.state.held),
         "starts": joint.starts,
         "parts": {name: list(part.outputs) for name, part in joint.parts.items()},
@@ -236,10 +247,15 @@ def finish_joint(
 
 
 def _tensors(exported: Exported) -> list[list[Any]]:
-    """For each tensor that the program takes: an input, or a constant and whether it trains."""
-    return [
-        ["state", exported.constants[place].name, exported.constants[place].trains]
-        if place in exported.constants
-        else ["input", exported.names[place], False]
-        for place in range(len(exported.fakes))
-    ]
+    """For each tensor that the program takes: an input, or a constant and whether it trains.
+
+    One that is "hidden" is no part of the model's state.
+    """
+    told: list[list[Any]] = []
+    for place in range(len(exported.fakes)):
+        held = exported.constants.get(place)
+        if held is None:
+            told.append(["input", exported.names[place], False])
+        else:
+            told.append(["state" if held.is_state else "hidden", held.name, held.trains])
+    return told

@@ -17,6 +17,7 @@ from stator.lower.sizes import Sizes
 from stator.ops.packs import PACKING
 from stator.package.blob import Blob
 from stator.package.card import compile_launchers
+from stator.package.conditions import Condition, conditions_of
 from stator.package.host import Input, Signature, launcher_symbol, made_once, write_library_host
 from stator.package.numbers import numbers_as_tensors
 from stator.package.planned import Planned
@@ -55,6 +56,7 @@ class Library:
     inputs: tuple[Input, ...]
     given: tuple[Any, ...]  # arguments of the program: TENSOR, or what it was built for
     outputs: tuple[Any, ...]  # of the program: places among the library's, or constants
+    written: tuple[bool, ...]  # for each input
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,22 +80,29 @@ def write_library(
     plan = replace(planned.plan, steps=(*packing, *planned.plan.steps))
     inputs = _inputs(exported, graph)
     names = _names(exported, inputs, graph)
-    code = write_code(replace(planned, plan=plan), (inputs, numbers), blob, names, targets)
-    return Library(code, names, tuple(inputs.values()), exported.arguments, graph.outputs)
+    known = {placeholder: given.name for placeholder, given in inputs.items()}
+    conditions = conditions_of(exported.conditions, sizes_of(graph.module), known)
+    signature = (inputs, numbers, conditions)
+    code = write_code(replace(planned, plan=plan), signature, blob, names, targets)
+    changed = {name for step in plan.steps for name in step.writes}
+    written = tuple(name in changed for name in inputs)
+    given = tuple(inputs.values())
+    return Library(code, names, given, exported.arguments, graph.outputs, written)
 
 
 def write_code(
     planned: Planned,
-    signature: tuple[dict[str, Input], dict[str, int]],
+    signature: tuple[dict[str, Input], dict[str, int], Sequence[Condition]],
     blob: Blob,
     names: Names,
     targets: Targets,
 ) -> Code:
     """Compile a plan, for all levels side by side.
 
-    `signature`: what each placeholder is, an input of the caller's or a constant by its number.
+    `signature`: what each placeholder is, an input of the caller's or a constant by its number;
+    and what sizes must obey.
     """
-    plan, (inputs, numbers) = numbers_as_tensors(planned.plan), signature
+    plan, (inputs, numbers, conditions) = numbers_as_tensors(planned.plan), signature
     added = [step.value for step in plan.steps if isinstance(step, ConstantStep)]
     own = blob.add([_added(i, value) for i, value in enumerate(added)])
     places = {kernel: number for number, kernel in enumerate(plan.entries)}
@@ -105,7 +114,8 @@ def write_code(
             hint="move the model, or an input, to the GPU",
         )
     runtime = runtime_text(device) + ("" if capability is None else card_text(capability))
-    told = Signature(inputs, numbers, dict(zip(map(id, added), own, strict=True)), len(blob.held))
+    places_of = dict(zip(map(id, added), own, strict=True))
+    told = Signature(inputs, numbers, places_of, len(blob.held), conditions)
     packed = len(made_once(plan))
     near = places if capability is None else {}
     parts = (

@@ -120,6 +120,7 @@ class Form:
         self.result = pytree.treespec_loads(told["out_spec"])
         self.arguments = told["arguments"]  # a tensor, or what it was built for
         self.outputs = told["outputs"]
+        self.written = told.get("written", ())  # inputs, by number
         # Most programs take tensors one by one, and return one or a tuple: no trees for those.
         fixed = any(one != ["tensor"] for one in self.arguments)
         self.plain = -1 if fixed else _row_of_leaves(self.given)
@@ -135,7 +136,19 @@ class Form:
                 "an input is a view of the negative of its memory (`z.conj().imag` is); "
                 "give it as input.resolve_neg()"
             )
+        if self.written:
+            self._refuse_shared(given)
         return given
+
+    def _refuse_shared(self, given: Sequence[torch.Tensor]) -> None:
+        """What is written to must be apart: the program was traced of inputs that are."""
+        places = [one.untyped_storage().data_ptr() for one in given]
+        for number in self.written:
+            if places[number] and places.count(places[number]) > 1:
+                raise ValueError(
+                    f"input {number} shares memory with another, and the program writes to it; "
+                    "give a clone() of one"
+                )
 
     def results(self, flat: Sequence[torch.Tensor]) -> Any:
         """What the program returns, of its tensors."""

@@ -22,7 +22,7 @@ from stator.aot.subclasses import PLAIN
 from stator.aot.views import View
 from stator.core.torch_types import Flat
 from stator.errors import Unsupported
-from stator.torch_api import FakeTensorMode, guard_count
+from stator.torch_api import FakeTensorMode, guard_count, size_conditions
 
 _LIFTED: Final = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 _WRITTEN: Final = ("BUFFER_MUTATION", "USER_INPUT_MUTATION", "PARAMETER_MUTATION")
@@ -39,6 +39,7 @@ class Constant:
     kind: int  # by AOTInductor's numbers: 1 parameter, 2 buffer, 3 another tensor, 4 folded
     trains: bool = False  # whether it has gradients
     device: str = "cpu"  # the kind that it lies on where the library runs
+    is_state: bool = True  # whether the model's state_dict has it
 
 
 @dataclass(slots=True)
@@ -53,6 +54,7 @@ class Exported:
     places: dict[str, int] = field(default_factory=dict)  # by name
     fixed: list[Any] = field(default_factory=list)  # all inputs; TENSOR stands for a tensor
     asking: set[int] = field(default_factory=set)  # what the caller gives and wants a gradient of
+    conditions: list[Any] = field(default_factory=list)  # on sizes, as sympy says them
 
     @property
     def arguments(self) -> tuple[Any, ...]:
@@ -70,6 +72,8 @@ class Exported:
         found = Exported(program, modes[0] if modes else FakeTensorMode())
         for spec, value in zip(program.graph_signature.input_specs, values, strict=True):
             found._take(spec, value)
+        conditions = size_conditions(found.mode, program)
+        found.conditions = [one for one in conditions if str(one) != "True"]
         return found
 
     def _take(self, spec: Any, value: Any) -> None:
@@ -84,7 +88,9 @@ class Exported:
             device = value.device.type
             value = self._lifted(spec)
             trains = value.requires_grad and kind == 1
-            found = Constant(str(spec.target), value.detach(), kind, trains, device)
+            target = str(spec.target)
+            is_state = target in self.program.state_dict
+            found = Constant(target, value.detach(), kind, trains, device, is_state)
             self.constants[place] = found
         elif spec.kind is not InputKind.USER_INPUT:
             raise Unsupported(

@@ -26,6 +26,7 @@ class Trainable(torch.nn.Module):
         super().__init__()
         self.path = package.path
         self.manifest = package.manifest
+        self.training = package.manifest.get("training", True)
         self._form = Form(package)
         told = from_bytes(package.files[FACTS], ())
         if not isinstance(told, tuple) or [type(one) for one in told] != [Facts, StoredBackward]:
@@ -41,7 +42,7 @@ class Trainable(torch.nn.Module):
         held = {one["name"]: one for one in package.manifest["constants"]}
         made: dict[Any, torch.Tensor] = {}
         for kind, name, trains in package.manifest["tensors"]:
-            if kind != "state":
+            if kind == "input":
                 continue
             told = held[name]
             key = (told["offset"], *told["size"], *told["stride"], told["dtype"])
@@ -49,13 +50,25 @@ class Trainable(torch.nn.Module):
                 raw = package.file.read(package.start + told["offset"], told["bytes"])
                 value = _tensor(told, raw)
                 made[key] = torch.nn.Parameter(value) if trains else value
-            _put(self, name, made[key])
+            _put(self, name, made[key], is_state=kind == "state")
+
+    def train(self, mode: bool = True) -> Trainable:
+        """The mode that the program was built in is the only one that it has."""
+        if mode != self.training:
+            built, other = ("train", "eval") if self.training else ("eval", "train")
+            raise Unsupported(
+                "package",
+                f"{self.path.name} was built of a model in {built}(), and has no {other}()",
+                hint=f"build another of model.{other}(), and give it this one's state_dict",
+            )
+        super().train(mode)
+        return self
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the program returns, for autograd to go on with."""
         given = iter(self._form.tensors(args, kwargs))
         tensors = [
-            _get(self, name) if kind == "state" else next(given, None)
+            next(given, None) if kind == "input" else _get(self, name)
             for kind, name, _ in self.manifest["tensors"]
         ]
         return self._form.results(self._call(*tensors))
@@ -69,7 +82,7 @@ def _tensor(told: dict[str, Any], raw: bytearray) -> torch.Tensor:
     return flat.as_strided(told["size"], told["stride"])
 
 
-def _put(module: torch.nn.Module, name: str, value: torch.Tensor) -> None:
+def _put(module: torch.nn.Module, name: str, value: torch.Tensor, *, is_state: bool) -> None:
     *path, last = name.split(".")
     for part in path:
         if part not in module._modules:
@@ -78,7 +91,7 @@ def _put(module: torch.nn.Module, name: str, value: torch.Tensor) -> None:
     if isinstance(value, torch.nn.Parameter):
         module.register_parameter(last, value)
     else:
-        module.register_buffer(last, value)
+        module.register_buffer(last, value, persistent=is_state)
 
 
 def _get(module: torch.nn.Module, name: str) -> torch.Tensor:

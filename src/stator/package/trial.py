@@ -15,12 +15,17 @@ from stator.torch_api import pytree
 _INTEGERS: Final = ("uint8", "int8", "int16", "int32", "int64")
 
 
-def made_up_inputs(model: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def made_up_inputs(
+    model: Any, given: Sequence[torch.Tensor] = ()
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments that fit a loaded package: normal numbers, or zeros where it takes integers.
 
-    A size that may vary is its least, or 2 if it may be that.
+    A size that may vary is its least, or 2 if it may be that.  `given`: its tensors, all of them.
     """
-    tensors = iter([_made_up(told) for told in model.manifest["inputs"]])
+    wanted = model.manifest["inputs"]
+    if given and len(given) != len(wanted):
+        raise ValueError(f"{len(given)} tensors are given, and the program takes {len(wanted)}")
+    tensors = iter(given or [_made_up(told) for told in wanted])
     spec = pytree.treespec_loads(model.manifest["in_spec"])
     fixed = iter(model.manifest["arguments"])
     leaves = [next(tensors) if value == ["tensor"] else value[1] for value in fixed]
