@@ -59,11 +59,10 @@ from torch.utils._python_dispatch import (
 __all__ = ["BELOW_AUTOGRAD", "FakeTensor", "FakeTensorMode", "FunctionalTensor"]
 __all__ += ["FunctionalTensorMode", "HigherOrderOperator", "LazyGraphModule", "OpOverload"]
 __all__ += ["OpOverloadPacket", "ShapeEnv", "StorageWeakRef", "TorchDispatchMode", "TracingContext"]
-__all__ += ["auto_functionalized_v2", "autograd_function_apply", "below_autograd"]
-__all__ += ["detect_fake_mode", "disable_functional_mode", "disable_proxy_modes_tracing"]
-__all__ += ["get_proxy_mode", "is_traceable_wrapper_subclass", "make_fx", "pytree"]
+__all__ += ["auto_functionalized_v2", "autograd_function_apply", "below_autograd", "with_effects"]
+__all__ += ["detect_fake_mode", "disable_functional_mode", "disable_proxy_modes_tracing", "pytree"]
+__all__ += ["functorch_config", "get_proxy_mode", "is_traceable_wrapper_subclass", "make_fx"]
 __all__ += ["rebind_unbacked", "track_tensor_tree", "transform_subclass", "unset_fake_temporarily"]
-__all__ += ["functorch_config", "with_effects"]
 
 _F = TypeVar("_F", bound=Any)
 _Key, _KeySet = torch._C.DispatchKey, torch._C.DispatchKeySet
@@ -487,6 +486,8 @@ def is_fake(value: torch.Tensor) -> bool:
 
 without_overrides = torch._C.DisableTorchFunctionSubclass  # a subclass is a plain tensor inside
 copy_all: Final[Any] = torch._foreach_copy_  # tensors of a second list into those of a first
+unregister: Final[Any] = torch.library.Library._destroy  # takes back what a library registered
+remove_script_mutation: Final[Any] = torch._C._jit_pass_remove_mutation  # from a graph
 
 
 def is_held(value: Any) -> bool:
@@ -592,14 +593,6 @@ def compiled_frames() -> list[Any]:
 def dispatch_keys(value: torch.Tensor) -> str:
     """The keys by which torch's dispatcher finds operators for a tensor."""
     return str(torch._C._dispatch_keys(value))
-
-
-def unregister(library: torch.library.Library) -> None:
-    """Take back what a library registered."""
-    library._destroy()
-
-
-remove_script_mutation: Final[Any] = torch._C._jit_pass_remove_mutation  # from a graph
 
 
 def script_autocast(wanted: bool) -> bool:
