@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from stator.errors import CompileError
-from stator.torch_api import FakeTensor, OpOverload, OpOverloadPacket, pytree
+from stator.torch_api import FakeTensor, OpOverload, OpOverloadPacket, python_dispatcher, pytree
 
 aten = torch.ops.aten
 
@@ -111,8 +111,11 @@ class Builder:
         nodes = [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, fx.Node)]
         values = [node.meta.get(self.key) for node in (*nodes, self.before)]
         # Not the mode that Dynamo has now: values of its graphs are of the one it traced with.
-        modes = [value.fake_mode for value in values if isinstance(value, FakeTensor)]
-        with modes[0] if modes else nullcontext(), torch.no_grad():
+        fakes = [value for value in values if isinstance(value, FakeTensor)]
+        mode = fakes[0].fake_mode if fakes else nullcontext()
+        # Kernels of torch's that take plain numbers would settle sizes that vary.
+        varies = any(isinstance(n, torch.SymInt) for value in fakes for n in value.size())
+        with python_dispatcher(varies), mode, torch.no_grad():
             yield
 
 

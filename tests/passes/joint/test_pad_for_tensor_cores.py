@@ -15,6 +15,7 @@ from stator.graph.verify import verify
 from stator.passes.joint import pad_for_tensor_cores as module_under_test
 from stator.passes.joint.pad_for_tensor_cores import Product, why_not_padded
 from stator.passes.joint.pad_mm import PRODUCTS, pad_mm
+from stator.torch_api import FakeTensorMode, ShapeEnv, guard_count
 from tests.passes import on_cuda
 from tests.rules.tracing import targets, traced
 
@@ -150,6 +151,54 @@ def test_what_is_left_has_a_reason(sizes: Any, dtype: torch.dtype, reason: str) 
 
     assert pad_mm(module.graph, ctx) == 0
     assert reason in ctx.record.notes[0]
+
+
+def varying(
+    program: Program, *sizes: tuple[int, ...], device: torch.device = on_cuda.CUDA
+) -> fx.GraphModule:
+    """Of a GPU's tensors, the sizes of 8192 being one that varies."""
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    rows = mode.from_tensor(torch.empty(8192), static_shapes=False).size(0)
+    with mode:
+        about: dict[str, Any] = {"dtype": BF16, "device": device}
+        inputs = [torch.empty([rows if n == 8192 else n for n in s], **about) for s in sizes]
+        module = on_cuda.graph_of(program, *inputs)
+    before = guard_count(mode)
+    module.meta["guards"] = lambda: guard_count(mode) - before
+    return module
+
+
+@pytest.mark.parametrize(
+    ("program", "sizes", "padded"),
+    [
+        (SHAPES["a weight by columns"][0], ((8192, 768), (50257, 768)), "0 in depth and 7 columns"),
+        (SHAPES["a gradient"][0], ((8192, 50257), (8192, 768)), "7 rows, 0 in depth"),
+        (torch.bmm, ((8192, 511, 767), (8192, 767, 512)), "1 in depth and 0 columns"),
+        (SHAPES["a bias"][0], ((50257,), (8192, 768), (768, 50257)), "0 in depth and 7 columns"),
+        (tall, ((768, 8192), (8192, 50257)), None),
+    ],
+)
+def test_where_sizes_vary_those_are_padded_that_do_not(
+    program: Program, sizes: tuple[tuple[int, ...], ...], padded: str | None
+) -> None:
+    module, ctx = varying(program, *sizes), Ctx()
+
+    assert pad_mm(module.graph, ctx) == (padded is not None)
+    verify(module.graph, after="pad_mm")
+    assert (padded or "a size varies along which memory runs") in ctx.record.notes[0]
+    assert module.meta["guards"]() == 0
+
+
+def test_a_padded_product_takes_other_sizes() -> None:
+    program = SHAPES["a weight by columns"][0]
+    module = varying(program, (8192, 768), (1001, 768), device=torch.device("cpu"))
+    (node,) = products(module)
+    assert module_under_test.pad_for_tensor_cores(node, Ctx(), cuts_for_nothing=True) == 1
+    module.recompile()
+    x, w = torch.randn(5, 768).to(BF16), torch.randn(1001, 768).to(BF16)
+
+    assert module(x, w).stride() == (1001, 1)
+    torch.testing.assert_close(module(x, w), program(x, w), rtol=2e-2, atol=2e-1)
 
 
 @pytest.mark.parametrize(("rows", "dtype"), [(8191, BF16), (8192, torch.float32)])

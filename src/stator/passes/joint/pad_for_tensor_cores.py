@@ -17,6 +17,7 @@ from torch import fx
 
 from stator.graph.build import Builder
 from stator.graph.run import Ctx
+from stator.torch_api import size_hint
 
 aten = torch.ops.aten
 
@@ -33,7 +34,7 @@ WORTH: Final = 1.5  # times the cost that has to be won: neither is known well
 class Product:
     """Sizes of a product on a GPU, and whether operands lie by rows; else by columns."""
 
-    batch: int
+    batch: int  # this and what follows of the first call, where it varies
     rows: int
     depth: int
     columns: int
@@ -49,26 +50,35 @@ class Product:
             return f"{left.dtype} is not for tensor cores"
         if left.dtype is torch.float32 and torch.backends.cuda.matmul.fp32_precision != "tf32":
             return "float32 is multiplied without tensor cores"
-        if not all(isinstance(size, int) and size > 0 for size in (*left.size(), *right.size())):
+        sizes = (*left.size()[-2:], right.size(-1))
+        batch = _hint(left.size(0)) if left.ndim == 3 else 1
+        rows, depth, columns = map(_hint, sizes)
+        if not batch * rows * depth * columns:
             return "its sizes are not known"
         lies = [_lies_by_rows(left), _lies_by_rows(right)]
         if None in lies:
             return "an operand lies neither by rows nor by columns"
-        batch = left.size(0) if left.ndim == 3 else 1
-        rows, depth = left.size()[-2:]
         by_rows = bool(lies[0]), bool(lies[1])
-        return Product(batch, rows, depth, right.size(-1), left.dtype, *by_rows)
+        product = Product(batch, rows, depth, columns, left.dtype, *by_rows)
+        for along, size in zip(product.along, sizes, strict=True):
+            if along and not isinstance(size, int):
+                return "a size varies along which memory runs"
+        return product
+
+    @property
+    def along(self) -> tuple[bool, bool, bool]:
+        """Whether memory runs along rows, depth and columns; the result lies by rows."""
+        return not self.left_by_rows, self.left_by_rows or not self.right_by_rows, True
 
     @property
     def extra(self) -> tuple[int, int, int]:
         """How many rows, how much depth and how many columns are missing."""
         step = AT_ONCE // self.dtype.itemsize
-        rows, depth, columns = (-size % step for size in (self.rows, self.depth, self.columns))
-        return (
-            0 if self.left_by_rows else rows,
-            depth if self.left_by_rows or not self.right_by_rows else 0,
-            columns,  # the result lies by rows
+        sizes = (self.rows, self.depth, self.columns)
+        rows, depth, columns = (
+            -size % step if along else 0 for size, along in zip(sizes, self.along, strict=True)
         )
+        return rows, depth, columns
 
     @property
     def gain(self) -> float:
@@ -93,10 +103,17 @@ class Product:
 
 
 def _lies_by_rows(value: torch.Tensor) -> bool | None:
-    """Whether memory runs along rows; None if not along columns either."""
-    if value.stride(-1) == 1:
-        return True
-    return False if value.stride(-2) == 1 else None
+    """Whether memory runs along rows; None if not along columns either, or nobody knows."""
+    across, down = (isinstance(n, int) and n == 1 for n in (value.stride(-1), value.stride(-2)))
+    return across or (False if down else None)
+
+
+def _hint(size: int | torch.SymInt) -> int:
+    """The size of the first call, more than 1 if it varies; 0 if nobody knows."""
+    if isinstance(size, int):
+        return size
+    hint = size_hint(size)
+    return max(hint, 2) if hint else 0
 
 
 def _has_odd_sizes(node: fx.Node) -> bool:
@@ -174,8 +191,8 @@ def _wider(value: Any, rows: int, columns: int, by_rows: bool) -> Any:
 
 def _wider_bias(bias: Any, rows: int, columns: int) -> Any:
     """A summand of a product, as wide as that; what is broadcast stays."""
-    right = columns if bias.shape[-1] != 1 else 0
-    below = rows if bias.ndim == 2 and bias.shape[0] != 1 else 0
+    right = columns if columns and bias.shape[-1] != 1 else 0
+    below = rows if rows and bias.ndim == 2 and bias.shape[0] != 1 else 0
     if not right and not below:
         return bias
     return aten.constant_pad_nd.default(bias, [0, right, 0, below][: 2 * bias.ndim])
