@@ -79,7 +79,9 @@ def test_the_library_multiplies_integers(
     assert len(ran) == PRODUCTS[name]
     assert all(re.search(r"src:u8.* wei:s8", line) for line in ran), ran
     weights = [line for line in lines if ",exec,cpu,reorder," in line and "dst:s8" in line]
-    assert not weights  # they were packed before
+    # They were packed before: for some zero point where it is known at run time alone, and of an
+    # image that then has none oneDNN takes some of them otherwise.
+    assert dynamic or not weights
 
 
 def test_without_the_passes_it_is_of_floats() -> None:
