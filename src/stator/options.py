@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from stator.errors import OptionError
-from stator.torch_api import functorch_config
 
 # Fields with this metadata do not change what is compiled, so a cache key leaves them out.
 UNKEYED: Final[Mapping[str, Any]] = {"keyed": False}
@@ -123,6 +122,8 @@ def read_options(
 
 def torchs_budget() -> float:
     """What torch's own setting lets a backward keep, as a share of the usual."""
+    from stator.torch_api import functorch_config  # whoever looks into a cache needs no torch
+
     budget = functorch_config.activation_memory_budget
     return float(_checked("memory_budget", budget))
 
