@@ -15,8 +15,8 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram, export
 
-from stator.core.collector import collector_off
 from stator.core.events import start_compilation
+from stator.core.undisturbed import undisturbed
 from stator.errors import CompileError, OptionError, Unsupported
 from stator.options import Options, read_options
 from stator.package.archive import PackageWriter
@@ -40,7 +40,7 @@ _PACKED: Final = ("pack_linear", "pack_lstm")
 _ON_THE_CPU: Final = Targets(tuple(LEVELS))
 
 
-@collector_off()  # until all is written: what the compiler leaves behind is much to walk
+@undisturbed  # until all is written: what the compiler leaves behind is much to walk
 def aot_compile(
     model: torch.nn.Module | fx.GraphModule | ExportedProgram,
     args: tuple[Any, ...] = (),
@@ -106,7 +106,7 @@ def compile_fx_aot(
     return aot_compile(module, tuple(example_inputs), options=options)
 
 
-@collector_off()
+@undisturbed
 def aot_compile_joint(
     model: torch.nn.Module,
     args: tuple[Any, ...] = (),

@@ -16,6 +16,7 @@ from stator.core.fallback import explained, note_fallback
 from stator.core.logs import logger, turn_on
 from stator.core.progress import progress_shown
 from stator.core.torch_types import Flat
+from stator.core.undisturbed import undisturbed
 from stator.errors import OptionError
 from stator.graph.capture import annotated_budget, attribute_tensors, nodes_inside
 from stator.options import Options, read_options, refuse_contradictions
@@ -136,6 +137,7 @@ def compile_fx(
         return eager
 
 
+@undisturbed
 def _compile(
     module: fx.GraphModule, inputs: Sequence[Any], options: Options, record: Compilation
 ) -> Callable[..., Any]:

@@ -31,13 +31,13 @@ from stator.aot.partition.report import Choices
 from stator.aot.partition.split import Split
 from stator.aot.partition.weigh import bytes_of
 from stator.cache.verdicts import verdicts_of
-from stator.core.collector import collector_off
 from stator.core.events import Compilation
 from stator.core.fallback import note_fallback
 from stator.core.fuel import Fuel
 from stator.core.logs import logger
 from stator.core.progress import progress_shown
 from stator.core.torch_types import Flat
+from stator.core.undisturbed import undisturbed
 from stator.graph.capture import GraphRunner, take_callers_line
 from stator.graph.edit import CALLERS, DONATED, EXTRAS, PART, mark_donated, spread_lines
 from stator.graph.registry import with_registered
@@ -270,7 +270,7 @@ def foreseen_peak(halves: Split, ctx: Ctx) -> int:
     return halves.inputs + record.peaks["forward"] if peak is None else peak
 
 
-@collector_off()
+@undisturbed
 def compile_half(
     module: fx.GraphModule, name: str, ctx: Ctx, recordings: Recordings | None = None
 ) -> CompiledGraph:

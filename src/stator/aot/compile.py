@@ -18,11 +18,11 @@ from stator.aot.partition.split import Choose, Split, split
 from stator.aot.partition.weigh import bytes_of
 from stator.aot.subclasses import PLAIN, width
 from stator.aot.trace import Traced, trace
-from stator.core.collector import collector_off
 from stator.core.events import Compilation, SavedNote
 from stator.core.fallback import note_fallback
 from stator.core.logs import logger
 from stator.core.torch_types import Flat
+from stator.core.undisturbed import undisturbed
 from stator.errors import OptionError, Unsupported
 from stator.graph.capture import GraphRunner
 from stator.graph.edit import VALUE, WEIGHT, drop_unread
@@ -69,7 +69,7 @@ def compile_flat(
     return with_alias_check(function, call, program, inputs, tools)
 
 
-@collector_off()
+@undisturbed
 def _compile(
     function: Flat,
     inputs: Sequence[Any],
