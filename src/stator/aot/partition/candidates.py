@@ -48,11 +48,11 @@ STEPS: Final = 16  # that the way from all to nothing is divided into, about
 class Candidate:
     """A cut with what is foreseen of it: its peak when somebody asks, as that takes longest."""
 
-    def __init__(self, simulator: Simulator, cut: Cut, label: str, base: float) -> None:
+    def __init__(self, simulator: Simulator, cut: Cut, label: str) -> None:
         self.cut = cut
         self.label = label
         self.saved = simulator.saved(cut)
-        self.time = base + simulator.extra(cut)  # of a step, in bytes of traffic
+        self.time = simulator.base + simulator.extra(cut)  # of a step, in bytes of traffic
         self.simulator = simulator
 
     @cached_property
@@ -103,23 +103,22 @@ def default_of(simulator: Simulator, usual: Cut, lean: Cut) -> Candidate:
     is paid for bytes that are kept; what a step holds at once may be other bytes, so the peak is
     looked at before more is computed again.
     """
-    base = simulator.base()
-    first, second = (Candidate(simulator, cut, "the default", base) for cut in (usual, lean))
+    first, second = (Candidate(simulator, cut, "the default") for cut in (usual, lean))
     worth = second.saved <= LEAN_KEPT * first.saved and second.time <= LEAN_TIME * first.time
     may_be = prices_of(simulator.network.nodes).may_be_lean
     if may_be and worth and second.peak <= LEAN_PEAK * first.peak:
         return second
-    return _slightly_leaner(simulator, first, base)
+    return _slightly_leaner(simulator, first)
 
 
-def _slightly_leaner(simulator: Simulator, usual: Candidate, base: float) -> Candidate:
+def _slightly_leaner(simulator: Simulator, usual: Candidate) -> Candidate:
     """`usual`, or a cut that computes a little more again from the beginning of the program."""
     network, most = simulator.network, SLIGHT_TIME * usual.time
     prices = prices_of(network.nodes)
     found, low, share, high = usual, 0.0, 1.0, 1.0
     for _ in range(TRIES):
         cut = _split_price(network, (prices.slight, prices.usual), share)
-        slight = Candidate(simulator, cut, "the default", base)
+        slight = Candidate(simulator, cut, "the default")
         if slight.time <= most:
             found, low = slight, share
         else:
@@ -139,7 +138,6 @@ class _Search:
         usual = prices_of(self.network.nodes).usual
         self.prices = [usual * factor for factor in PRICES]
         self.by_price = [cut_at(self.network, price) for price in self.prices]
-        self.base = simulator.base()
         self.found: dict[Hashable, Candidate] = {}
 
     def run(self) -> None:
@@ -205,7 +203,7 @@ class _Search:
         key = _key(cut)
         if key in self.found:
             return
-        self.found[key] = Candidate(self.simulator, cut, label, self.base)
+        self.found[key] = Candidate(self.simulator, cut, label)
 
 
 def _key(cut: Cut) -> Hashable:

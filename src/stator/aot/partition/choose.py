@@ -88,7 +88,7 @@ def choose(joint: Joint, classes: Classes, wish: Wish, foresee: Foresee | None =
         chosen = _within_budget(found, wish.budget, foresee)
     else:
         careful = Simulator(joint, classes, network)
-        chosen = Candidate(careful, usual, "the default", simulator.base())
+        chosen = Candidate(careful, usual, "the default")
     if wish.report is not None:
         wish.report(_choices(simulator, found, chosen))
     return chosen.cut
@@ -150,16 +150,16 @@ def _row(found: Sequence[Candidate]) -> Iterator[Candidate]:
     it.
     """
     default, ends = found[0], _ends(found)
-    least = ends[0].saved
+    least, lowest = ends[0].saved, NEAR * min(end.peak for end in ends)
 
     def is_above_an_end(one: Candidate) -> bool:
         """Else a smaller budget would have to take more memory."""
         return any(end.is_within(one.peak * LEVEL) for end in ends)
 
-    def is_worth_it(one: Candidate) -> bool:
-        """Whether what is not kept is not held, or there is nothing to be gained any more."""
+    def most_worth(one: Candidate) -> float:
+        """The highest peak with which it is: what is not kept is not held, or no peak is lower."""
         gone = WORTH * (default.saved - one.saved)
-        return one.is_within(default.peak - gone) or one.peak <= NEAR * min(e.peak for e in ends)
+        return max(default.peak - gone, lowest)
 
     yield default
     has_end = is_above_an_end(default)  # where not, it cannot be helped
@@ -168,7 +168,7 @@ def _row(found: Sequence[Candidate]) -> Iterator[Candidate]:
     while last.saved > least:
         step_below = max(last.saved - default.saved / SHARES, least)
         less = (one for one in quickest_first if one.saved <= step_below)
-        low = (one for one in less if one.is_within(most * LEVEL) and is_worth_it(one))
+        low = (one for one in less if one.is_within(min(most * LEVEL, most_worth(one))))
         following = next((one for one in low if not has_end or is_above_an_end(one)), None)
         last = following or min(ends, key=lambda one: (one.peak, one.time))
         most = min(most, last.peak)

@@ -109,13 +109,14 @@ class Lives:
             home = self.inherited.get(step)
             if home is None:
                 home = _home(fact, end == len(self.runs))
-            spans.append(self._span(fact, home, (self._made(step), end)))
+            first = step if fact.part_of is None else self._made(step)
+            spans.append(self._span(fact, home, (first, end)))
         return spans
 
     def _made(self, step: int) -> int:
-        """When the value of a step comes to memory: parts of a result do with the whole."""
+        """When a part of a result comes to memory: with the whole."""
         whole = self.at[step].part_of
-        while whole is not None and step and self.at[step].number != whole:
+        while step and self.at[step].number != whole:
             step -= 1
         return step
 
@@ -150,7 +151,7 @@ class Lives:
         if over < len(self.runs):
             # What a kernel reads again lies apart; what it makes of that does not.
             for writer in self._reducing(over) or self._reading(over, fact.number):
-                if self._may_write(writer, size) and not self._reducing(writer):
+                if self._may_write(writer, size):
                     self.inherited[writer] = home
                     return Span(fact.number, home, size, first, writer)
         return Span(fact.number, home, size, first, end + 1)
@@ -172,14 +173,17 @@ class Lives:
 
     def _reducing(self, step: int) -> list[int]:
         """Where the kernel that makes a value reads it a second time."""
-        if not self.at[step].reduced:
+        reduced = self.at[step].reduced
+        if not reduced:
             return []
         if not self.when:
             self.when = {run: step for step, run in enumerate(self.runs)}
-        count, behind = len(self.facts), len(self.runs)
-        twin = count if self.runs[step] >= count else 0
-        found = (self.when.get(number + twin, behind) for number in self.at[step].reduced)
-        return [other for other in found if self.calls[other] == self.calls[step]]
+        when, calls, behind = self.when, self.calls, len(self.runs)
+        twin = len(self.facts) if self.runs[step] >= len(self.facts) else 0
+        here = calls[step]
+        return [
+            other for number in reduced if calls[other := when.get(number + twin, behind)] == here
+        ]
 
     def _reading(self, step: int, number: int) -> list[int]:
         """Where the kernel that reads a value last does so, the first step first."""
@@ -193,7 +197,7 @@ class Lives:
     def _may_write(self, step: int, size: int) -> bool:
         fact = self.at[step]
         fits = fact.stores_over and fact.bytes == size and step not in self.inherited
-        return fits and not self._is_nowhere(step)
+        return fits and not self._is_nowhere(step) and not self._reducing(step)
 
 
 def _home(fact: Fact, outlives: bool) -> int:

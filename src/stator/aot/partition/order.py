@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 
 from torch import fx
 
@@ -12,6 +12,7 @@ from stator.aot.partition.network import Cut
 from stator.graph.edit import needed_by
 
 Sources = Callable[[fx.Node], Collection[fx.Node]]
+Run = tuple[fx.Node, bool]  # a node, and whether this is its first run of two
 
 
 def sources_of(node: fx.Node) -> Collection[fx.Node]:
@@ -22,26 +23,26 @@ def sources_of(node: fx.Node) -> Collection[fx.Node]:
 
 def backward_order(
     joint: Joint, classes: Classes, cut: Cut, sources: Sources = sources_of
-) -> Iterator[tuple[fx.Node, bool]]:
-    """Nodes to run, each with whether that is its first run of two, which leaves the relays."""
+) -> list[Run]:
+    """Nodes to run; the first run of two leaves the relays."""
+    order: list[Run] = []
     if cut.relays:
         behind = computed_twice(cut, sources)
-        yield from ((node, True) for node in joint.graph.nodes if node in behind)
-    again = cut.again
+        order += [(node, True) for node in joint.graph.nodes if node in behind]
+    again, movable = cut.again, classes.movable
     done: set[fx.Node] = {*cut.kept, *cut.relays, *joint.tangents}
     for node in classes.backward:
-        if node in classes.movable:  # the forward has computed it, or it comes where it is read
+        if node in movable:  # the forward has computed it, or it comes where it is read
             continue
         missing = [one for one in sources(node) if one in again and one not in done]
         if missing:  # most have all they read
-            for source in _again_before(missing, again, done, sources):
-                yield source, False
+            _run_again_before(missing, (again, done), sources, order)
         done.add(node)
-        yield node, False
+        order.append((node, False))
     for grad in joint.grads:
         if isinstance(grad, fx.Node):
-            for source in _again_before([grad], cut.again, done, sources):
-                yield source, False
+            _run_again_before([grad], (again, done), sources, order)
+    return order
 
 
 def forward_nodes(classes: Classes, cut: Cut) -> set[fx.Node]:
@@ -62,22 +63,26 @@ def computed_twice(cut: Cut, sources: Sources = sources_of) -> set[fx.Node]:
     return needed
 
 
-def _again_before(
-    wanted: Collection[fx.Node], again: Collection[fx.Node], done: set[fx.Node], sources: Sources
-) -> Iterator[fx.Node]:
-    """What has to be computed again for `wanted`, sources first: late, so that it lives shortly."""
-    stack = [(node, False) for node in wanted]
+def _run_again_before(
+    wanted: Collection[fx.Node],
+    known: tuple[Collection[fx.Node], set[fx.Node]],
+    sources: Sources,
+    order: list[Run],
+) -> None:
+    """Run what `wanted` takes, sources first: late, so that it lives shortly.
+
+    `known` is what is computed again, and what of it is there.
+    """
+    again, done = known
+    stack = [*wanted]
     while stack:
-        node, ready = stack.pop()
-        if node in done or node not in again:
+        node = stack[-1]
+        first = () if node in done else sources(node)
+        missing = [one for one in first if one in again and one not in done]
+        if missing:
+            stack += missing
             continue
-        if ready:
+        stack.pop()
+        if node in again and node not in done:
             done.add(node)
-            yield node
-        else:
-            stack.append((node, True))
-            stack += [
-                (source, False)
-                for source in sources(node)
-                if source in again and source not in done
-            ]
+            order.append((node, False))

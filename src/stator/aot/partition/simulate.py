@@ -12,7 +12,7 @@ of their highest marks.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final
@@ -24,7 +24,7 @@ from stator.aot.partition.classify import Classes
 from stator.aot.partition.joint import Joint
 from stator.aot.partition.lives import ARENA, POOL, TORCH, Fact, Half, Lives
 from stator.aot.partition.network import Cut, Network
-from stator.aot.partition.order import backward_order, computed_twice
+from stator.aot.partition.order import Run, backward_order, computed_twice
 from stator.aot.partition.scratch import Calling
 from stator.aot.partition.weigh import bytes_of, is_generated, readers, work_of
 from stator.core.events import is_large
@@ -47,8 +47,6 @@ IN_ROWS: Final = frozenset(  # kernels that read a row before they write it, as 
     }
 )
 
-Run = tuple[fx.Node, bool]  # a node, and whether this is its first run of two
-
 
 @dataclass(slots=True)
 class Simulator:
@@ -69,12 +67,16 @@ class Simulator:
     work: dict[fx.Node, float] = field(default_factory=dict)
     main: dict[fx.Node, fx.Node] = field(default_factory=dict)  # the largest part of several
     calls: dict[int, Calling] = field(default_factory=dict)  # that may take memory for themselves
+    # What is foreseen, once it is asked for:
+    marked: dict[Hashable, list[int]] = field(default_factory=dict)
+    forwards: dict[frozenset[fx.Node], Half] = field(default_factory=dict)  # by what they keep
     # What is the same for every cut:
     inputs: frozenset[int] = field(init=False)
     returned: frozenset[int] = field(init=False)  # what the forward makes that the caller gets
     steady: int = field(init=False)  # bytes of the inputs
     outputs: int = field(init=False)  # and of the outputs
     own: frozenset[fx.Node] = field(init=False)  # what the forward computes in any case
+    base: float = field(init=False)  # what a step costs in any case
     tangents: frozenset[int] = field(init=False)  # which others may hold
     last: frozenset[int] = field(init=False)  # copies that nobody but the caller reads
 
@@ -96,6 +98,9 @@ class Simulator:
         self.outputs = self._bytes(self.returned)
         self.last = frozenset(self.number[node] for node in self.nodes if _is_for_caller(node))
         self.own = frozenset(n for n in self.classes.forward if n.op == "call_function")
+        run = [*self.classes.forward, *self.classes.backward]
+        moved = sum(2 * self.sizes.get(node, 0) for node in run if node not in self.brief)
+        self.base = moved + sum(self._work(node) for node in run)
 
     def _fact(self, number: int, node: fx.Node) -> Fact:
         shown, sources = _shown(node), self.sources[node]
@@ -138,9 +143,12 @@ class Simulator:
 
     def marks(self, cut: Cut) -> list[int]:
         """The same by place, inputs aside."""
-        forward, backward = (half.most() for half in self._halves(cut))
-        backward[POOL] += self.outputs
-        return list(map(max, forward, backward))
+        key = (cut.kept, cut.again, cut.relays)
+        if key not in self.marked:
+            forward, backward = (half.most() for half in self._halves(cut))
+            backward[POOL] += self.outputs
+            self.marked[key] = list(map(max, forward, backward))
+        return self.marked[key]
 
     def least(self, cut: Cut) -> int:
         """Bytes that a step holds at least: what lies between forward and backward."""
@@ -157,13 +165,24 @@ class Simulator:
         return tuple(sorted(found, key=lambda held: -held[1]))
 
     def _halves(self, cut: Cut) -> tuple[Half, Half]:
+        forward = self._forward(cut)
+        return forward, self._backward(cut, {span.node: span.place for span in forward.spans})
+
+    def _forward(self, cut: Cut) -> Half:
+        """The same for all cuts that keep the same values of the forward's."""
+        made = frozenset(node for node in cut.kept if node.op == "call_function")
+        if made not in self.forwards:
+            ahead = self._ahead(made)
+            # Views have no memory, and whoever reads one reads its base.
+            runs = [number for number in self.bases if self.nodes[number] in ahead]
+            wanted = {*self.returned, *self._bases(made)}
+            spans = Lives(self.facts, runs, self.tangents).spans(self.inputs, wanted)
+            self.forwards[made] = Half(spans, len(runs), self._asking(runs))
+        return self.forwards[made]
+
+    def _backward(self, cut: Cut, places: Mapping[int, int]) -> Half:
+        """What is kept comes from `places`."""
         inputs, returned = self.inputs, self.returned
-        ahead = self._ahead(cut)
-        # Views have no memory, and whoever reads one reads its base.
-        runs = [number for number in self.bases if self.nodes[number] in ahead]
-        wanted = {*returned, *self._bases(cut.kept)}
-        forward = Lives(self.facts, runs, self.tangents).spans(inputs, wanted)
-        places = {span.node: span.place for span in forward}
         kept = self._bases(cut.kept) - inputs - returned
         owned = {number: places.get(number, POOL) for number in kept}
         owned |= {self.number[node]: TORCH for node in self.joint.tangents}
@@ -175,16 +194,13 @@ class Simulator:
         again.sort(key=self.last.__contains__)
         again = self._joined(again)
         lives = Lives(self.facts, again, self.tangents)
-        backward = lives.spans({*inputs, *returned, *owned}, grads, owned)
+        spans = lives.spans({*inputs, *returned, *owned}, grads, owned)
         relays = self._bases(cut.relays)
-        backward = [
+        spans = [
             one._replace(place=POOL) if one.node in relays and one.place == ARENA else one
-            for one in backward
+            for one in spans
         ]
-        return (
-            Half(forward, len(runs), self._asking(runs)),
-            Half(backward, len(again), self._asking(again)),
-        )
+        return Half(spans, len(again), self._asking(again))
 
     def _asking(self, runs: Sequence[int]) -> dict[int, Calling]:
         """Calls among `runs` that may take memory for themselves."""
@@ -225,10 +241,10 @@ class Simulator:
     def _bases(self, nodes: Iterable[fx.Node]) -> set[int]:
         return {self.facts[self.number[node]].base for node in nodes}
 
-    def _ahead(self, cut: Cut) -> set[fx.Node]:
+    def _ahead(self, kept: Iterable[fx.Node]) -> set[fx.Node]:
         """What the forward computes: its own, and what is kept in place of being computed later."""
         found = set(self.own)
-        stack = [node for node in cut.kept if node not in found]
+        stack = [node for node in kept if node not in found]
         while stack:
             node = stack.pop()
             if node.op == "call_function" and node not in found:
@@ -238,7 +254,7 @@ class Simulator:
 
     def order(self, cut: Cut) -> list[Run]:
         """What the backward runs."""
-        return list(backward_order(self.joint, self.classes, cut, self.early.__getitem__))
+        return backward_order(self.joint, self.classes, cut, self.early.__getitem__)
 
     def separators(self) -> list[fx.Node]:
         """Values that, once they are made, are all that the rest of the forward reads of what was.
@@ -281,12 +297,6 @@ class Simulator:
         if node not in self.work:
             self.work[node] = work_of(node)
         return self.work[node]
-
-    def base(self) -> float:
-        """What a step costs in any case."""
-        nodes = [*self.classes.forward, *self.classes.backward]
-        moved = sum(2 * self.sizes.get(node, 0) for node in nodes if node not in self.brief)
-        return moved + sum(self._work(node) for node in nodes)
 
 
 def _shown(node: fx.Node) -> fx.Node | None:
