@@ -29,19 +29,16 @@ def backward_order(
     if cut.relays:
         behind = computed_twice(cut, sources)
         order += [(node, True) for node in joint.graph.nodes if node in behind]
-    again, movable = cut.again, classes.movable
-    done: set[fx.Node] = {*cut.kept, *cut.relays, *joint.tangents}
+    movable = classes.movable
+    missing = set(cut.again.difference(cut.relays))
     for node in classes.backward:
         if node in movable:  # the forward has computed it, or it comes where it is read
             continue
-        missing = [one for one in sources(node) if one in again and one not in done]
-        if missing:  # most have all they read
-            _run_again_before(missing, (again, done), sources, order)
-        done.add(node)
+        read = sources(node)
+        if not missing.isdisjoint(read):  # most have all they read
+            _run_before(read, missing, sources, order)
         order.append((node, False))
-    for grad in joint.grads:
-        if isinstance(grad, fx.Node):
-            _run_again_before([grad], (again, done), sources, order)
+    _run_before([n for n in joint.grads if isinstance(n, fx.Node)], missing, sources, order)
     return order
 
 
@@ -63,26 +60,18 @@ def computed_twice(cut: Cut, sources: Sources = sources_of) -> set[fx.Node]:
     return needed
 
 
-def _run_again_before(
-    wanted: Collection[fx.Node],
-    known: tuple[Collection[fx.Node], set[fx.Node]],
-    sources: Sources,
-    order: list[Run],
+def _run_before(
+    wanted: Collection[fx.Node], missing: set[fx.Node], sources: Sources, order: list[Run]
 ) -> None:
-    """Run what `wanted` takes, sources first: late, so that it lives shortly.
-
-    `known` is what is computed again, and what of it is there.
-    """
-    again, done = known
-    stack = [*wanted]
+    """Run what of `wanted` is missing, sources first: late, so that it lives shortly."""
+    stack = [node for node in wanted if node in missing]
     while stack:
         node = stack[-1]
-        first = () if node in done else sources(node)
-        missing = [one for one in first if one in again and one not in done]
-        if missing:
-            stack += missing
+        before = [one for one in sources(node) if one in missing] if node in missing else ()
+        if before:
+            stack += before
             continue
         stack.pop()
-        if node in again and node not in done:
-            done.add(node)
+        if node in missing:
+            missing.remove(node)
             order.append((node, False))
