@@ -10,7 +10,7 @@ import pytest
 
 from stator.codegen.llvm.columns import STRETCH, Columns
 from stator.codegen.llvm.entry import _shape_of, emit_kernel
-from stator.codegen.llvm.jit import module_text
+from stator.codegen.llvm.jit import _machine, _optimize, _parsed, module_text
 from stator.codegen.llvm.shape import outer_count
 from stator.codegen.llvm.sums import SHORT
 from stator.loops.parse import parse
@@ -111,6 +111,46 @@ def test_short_sums_and_those_in_stretches(rows: int) -> None:
 
     assert _shape_of(kernel.kernel) is Columns
     kernel.require(threads=(1, 2))
+
+
+@pytest.mark.parametrize("columns", [64, 256, 288, 300, 700])
+@pytest.mark.parametrize("rows", [3, SHORT, 10 * STRETCH + 5])
+def test_blocks_that_are_whole_and_what_is_left_of_one(rows: int, columns: int) -> None:
+    compiled(KNOWN.format(rows=rows, columns=columns, area=columns * rows)).require()
+
+
+@pytest.mark.parametrize("combine", ["sum", "min", "max"])
+def test_several_sums_of_whole_blocks(combine: str) -> None:
+    compiled(f"""
+kernel moments
+  buffer x: f32[25600]
+  buffer first: f32[64]
+  buffer second: f64[64]
+  outer i: 64
+  stage j: 400
+    plain {combine}= x[64*j + i]
+    square sum= f64(mul(x[64*j + i], x[64*j + i]))
+  stage
+    first[i] = plain
+    second[i] = square
+""").require()
+
+
+def test_parts_of_a_whole_block_stay_in_registers() -> None:
+    """In the loop over rows a block of f32 has a register for 16 columns, none of them in memory.
+
+    Of more columns than there are registers for, parts are in memory as before.
+    """
+
+    def optimized(columns: int) -> str:
+        kernel = parse(KNOWN.format(rows=1000, columns=columns, area=1000 * columns))
+        with _machine() as machine:
+            parsed = _parsed(module_text([kernel]))
+            _optimize(parsed, machine)
+            return str(parsed)
+
+    assert "phi <16 x float>" in optimized(256)
+    assert "phi <16 x float>" not in optimized(8 * COLUMNS)
 
 
 def test_rows_of_columns() -> None:

@@ -11,11 +11,8 @@ from typing import Final
 LANES: Final = "lanes:"  # in loop marks, until the module numbers them
 # Vectors are as many as is good for them: to unroll what has them makes code, not speed.  And LLVM
 # would unroll a short loop of known length before it looks for vectors.
-_NO_UNROLLING: Final = (
-    '!"llvm.loop.unroll.disable"',
-    '!"llvm.loop.vectorize.followup_all", !{!"llvm.loop.isvectorized", i32 1}, '
-    '!{!"llvm.loop.unroll.disable"}',
-)
+_NO_UNROLLING: Final = '!"llvm.loop.unroll.disable"'
+_FOLLOWING: Final = '!"llvm.loop.vectorize.followup_all", !{!"llvm.loop.isvectorized", i32 1}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +21,7 @@ class Vectors:
 
     lanes: int = 0  # none: the loop stays as it is
     copies: int = 1
+    written_out: bool = False  # whether vectors of a loop of known length stand in line, no loop
 
 
 def numbered(text: str, registers: int = 1) -> str:
@@ -42,12 +40,14 @@ def numbered(text: str, registers: int = 1) -> str:
         name, value = ("width", f"i32 {lanes}") if lanes else ("enable", "i1 false")
         parts = [f'!"llvm.loop.vectorize.{name}", {value}']
         if lanes:
-            parts += [f'!"llvm.loop.interleave.count", i32 {copies}', *_NO_UNROLLING]
+            then = '!"llvm.loop.unroll.full"' if mark.group(3) else _NO_UNROLLING
+            parts += [f'!"llvm.loop.interleave.count", i32 {copies}', _NO_UNROLLING]
+            parts.append(f"{_FOLLOWING}, !{{{then}}}")
         own = f"!{len(notes)}"
         notes.append(f"{own} = distinct !{{{', '.join([own, *(f'!{{{p}}}' for p in parts)])}}}")
         return own
 
-    body = re.sub(rf"!\{{{LANES}(\d+)x(\d+)\}}", number, text)
+    body = re.sub(rf"!\{{{LANES}(\d+)x(\d+)(!?)\}}", number, text)
     return "\n".join([body, *notes])
 
 
@@ -118,7 +118,8 @@ class Writer:
         following = self.let(f"add nuw nsw i64 {counter}, 1")
         more = self.let(f"icmp slt i64 {following}, {end}")
         last = self.block
-        note = f"!llvm.loop !{{{LANES}{vectors.lanes}x{vectors.copies}}}"
+        how = f"{vectors.lanes}x{vectors.copies}{'!' * vectors.written_out}"
+        note = f"!llvm.loop !{{{LANES}{how}}}"
         self.line(f"br i1 {more}, label %{head}, label %{done}, {note}")
         phis = [f"  {counter} = phi i64 [ {start}, %{before} ], [ {following}, %{last} ]"]
         for (kind, initial), value, next_value in zip(carried, inside, loop.carried, strict=True):
