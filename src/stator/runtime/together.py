@@ -6,74 +6,66 @@ after:  one launch over a list, whose threads share all of it
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from stator.loops.index import Index
+from stator.loops.ir import Kernel
 from stator.loops.values import product
 from stator.runtime.plan import Launch, Require, Step, Together
 
 MOST_BYTES: Final = 1 << 16  # that a launch which comes earlier may occupy longer
 
 
-@dataclass(frozen=True, slots=True)
-class _Facts:
-    """A step and the names it deals with, looked up once."""
-
-    step: Step
-    takes: frozenset[str]
-    writes: frozenset[str]
-    changes: frozenset[str]  # what it makes or writes
-
-    @staticmethod
-    def of(step: Step) -> _Facts:
-        writes = frozenset(step.writes)
-        return _Facts(step, frozenset(step.takes), writes, writes.union(step.makes))
-
-
 def join_launches(steps: Sequence[Step], hint: Callable[[Index], int]) -> list[Step]:
     """`steps` with equal launches joined, where nothing between them stands in the way."""
-    left = [_Facts.of(step) for step in steps]
-    joined: list[Step] = []
-    while left:
-        first, *left = left
-        if not isinstance(first.step, Launch):
-            joined.append(first.step)
-            continue
-        others = _companions(first, left, hint)
-        taken = {id(other) for other in others}
-        left = [facts for facts in left if id(facts.step) not in taken]
-        joined.append(first.step if not others else Together((first.step, *others)))
-    return joined
+    found = _Places()
+    for step in steps:
+        found.put(step, hint)
+    return [step if not others else Together((step, *others)) for step, others in found.places]
 
 
-def _companions(
-    first: _Facts, following: list[_Facts], hint: Callable[[Index], int]
-) -> list[Launch]:
-    """Later launches of the same kernel that could run right now."""
-    found: list[Launch] = []
-    changed, read = set(first.changes), set(first.takes)
-    alike = sum(_is_alike(first.step, facts.step) for facts in following)
-    for facts in following:
-        step = facts.step
-        if not alike or isinstance(step, Require):
-            break  # what a requirement stops must not have happened
-        if _is_alike(first.step, step):
-            alike -= 1
-            is_free = changed.isdisjoint(facts.takes) and read.isdisjoint(facts.writes)
-            is_free = is_free and changed.isdisjoint(facts.writes)
-            if is_free and isinstance(step, Launch) and _bytes(step, hint) <= MOST_BYTES:
-                found.append(step)
-        changed |= facts.changes
-        read |= facts.takes
-    return found
+@dataclass(slots=True)
+class _Places:
+    """Steps in order, each with launches of its kernel that run right with it."""
 
+    places: list[tuple[Step, list[Launch]]] = field(default_factory=list)
+    of_kernel: dict[Kernel, list[int]] = field(default_factory=lambda: defaultdict(list))
+    # The last place where a name is made or written, and where it is read.
+    changed: dict[str, int] = field(default_factory=lambda: defaultdict(lambda: -1))
+    read: dict[str, int] = field(default_factory=lambda: defaultdict(lambda: -1))
+    required: int = -1  # what a requirement stops must not have happened
 
-def _is_alike(first: Step, step: Step) -> bool:
-    return (
-        isinstance(first, Launch) and isinstance(step, Launch) and step.nameless is first.nameless
-    )
+    def put(self, step: Step, hint: Callable[[Index], int]) -> None:
+        """At the first place of its kernel behind all that the step waits for, or at the end."""
+        place = self._early(step, hint) if isinstance(step, Launch) else None
+        if place is None:
+            place = len(self.places)
+            self.places.append((step, []))
+            if isinstance(step, Launch):
+                self.of_kernel[step.nameless].append(place)
+        elif isinstance(step, Launch):
+            self.places[place][1].append(step)
+        if isinstance(step, Require):
+            self.required = place
+        for name in (*step.makes, *step.writes):
+            self.changed[name] = max(self.changed[name], place)
+        for name in step.takes:
+            self.read[name] = max(self.read[name], place)
+
+    def _early(self, launch: Launch, hint: Callable[[Index], int]) -> int | None:
+        """A place among those there are; None if the launch may come no earlier than it does."""
+        alike = self.of_kernel[launch.nameless]
+        behind = [self.required]
+        behind += [self.changed[name] for name in (*launch.takes, *launch.writes)]
+        behind += [self.read[name] for name in launch.writes]
+        first = bisect_right(alike, max(behind))
+        if first == len(alike) or _bytes(launch, hint) > MOST_BYTES:
+            return None
+        return alike[first]
 
 
 def _bytes(launch: Launch, hint: Callable[[Index], int]) -> int:
