@@ -241,17 +241,26 @@ class _Fuser:
     def _ordered(self) -> list[Group]:
         """Groups so that each stands behind those it waits for; else in the order they began."""
         order: list[Group] = []
-        waiting = {number: needs for number, needs in enumerate(self.needs) if needs}
-        ready = [number for number, needs in enumerate(self.needs) if not needs]
+        ready: list[int] = []
+        watching: dict[int, list[int]] = {}  # by one of the groups that they wait for
         done = 0
+
+        def look(number: int) -> None:
+            left = self.needs[number] & ~done
+            if left:
+                watching.setdefault(left.bit_length() - 1, []).append(number)
+            else:
+                heappush(ready, number)
+
+        for number in range(len(self.groups)):
+            look(number)
         while ready:
             number = heappop(ready)
             order.append(self.groups[number])
             done |= 1 << number
-            for other in [n for n, needs in waiting.items() if needs & ~done == 0]:
-                del waiting[other]
-                heappush(ready, other)
-        assert not waiting, "groups wait for each other"
+            for other in watching.pop(number, ()):
+                look(other)
+        assert not watching, "groups wait for each other"
         return order
 
 
