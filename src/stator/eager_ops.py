@@ -157,9 +157,10 @@ class _Enabled:
         if self._has_numbers(args):  # there is no kernel for each number: those run as before
             with _numbers_as_tensors():
                 return self.original.call_boxed(keys, *args, **kwargs)
+        result = self.original.call_boxed(keys, *args, **kwargs)  # or its error, and no more
         if not _busy.now:
             self._find(args, kwargs)
-        return self.original.call_boxed(keys, *args, **kwargs)
+        return result
 
     def _has_numbers(self, args: tuple[Any, ...]) -> bool:
         """Whether numbers stand for tensors, as in `x + 1`."""
@@ -199,6 +200,8 @@ class _Enabled:
                 space, name, "cpu", False, self.target, args, kwargs, options=self.options
             )
         package = read_package(Path(path))
+        if self.target.name() in package.manifest["calls"]:  # it would come back to us, for ever
+            raise Unsupported("package", "there is no kernel for them but torch's own")
         count = sum(isinstance(place, int) for place in package.manifest["outputs"])
         if count != len(package.manifest["outputs"]):
             return None
