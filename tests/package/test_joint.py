@@ -15,13 +15,14 @@ from torch import nn
 
 import stator
 from stator.errors import OptionError, Unsupported
-from tests.package.models import Images, Perceptron, Tied, encoder
+from tests.package.models import Images, Perceptron, Recurrent, Tied, encoder
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]]]] = {
     "perceptron": lambda: (Perceptron(), (torch.randn(5, 8),)),
     "images": lambda: (Images(), (torch.randn(2, 3, 8, 8),)),
     "tied": lambda: (Tied(), (torch.randint(20, (2, 6)),)),
     "encoder": lambda: (encoder(), (torch.randn(2, 7, 16),)),
+    "recurrent": lambda: (Recurrent(), (torch.randn(2, 5, 6),)),
 }
 
 
@@ -53,6 +54,7 @@ def package(name: str, folder: Path, **options: Any) -> str:
     return stator.aot_compile_joint(model, args, options=wishes)
 
 
+@pytest.mark.filterwarnings("ignore:The tensor attributes .* were assigned during export")  # LSTM's
 @pytest.mark.parametrize("linker", [True, False], ids=["linked", "objects"])
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_three_steps_as_in_eager(name: str, linker: bool, tmp_path: Path) -> None:
