@@ -70,6 +70,10 @@ def test_three_steps_as_in_eager(name: str, linker: bool, tmp_path: Path) -> Non
 
 SERVER = """
 import sys, torch, stator
+loaded = stator.load(sys.argv[1])
+loaded(torch.randn(5, 8))[0].sum().backward()
+for name in ("torch._dynamo", "stator.aot.trace", "stator.lower", "stator.codegen.llvm.jit"):
+    assert name not in sys.modules, name
 from tests.package.test_joint import losses, made
 found = losses(stator.load(sys.argv[1]), made("perceptron")[1])[0]
 assert torch.allclose(torch.tensor(found), torch.tensor(losses(*made("perceptron"))[0]), rtol=1e-4)

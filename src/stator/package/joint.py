@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import fx
@@ -18,7 +18,7 @@ from stator.core.torch_types import Flat
 from stator.errors import Unsupported
 from stator.graph.edit import EXTRAS
 from stator.lower.sizes import Sizes
-from stator.package.archive import PAGE, PackageWriter
+from stator.package.archive import FACTS, PAGE, STEMS, PackageWriter
 from stator.package.blob import Blob
 from stator.package.build import (
     arguments_told,
@@ -34,8 +34,6 @@ from stator.package.program import Exported, refuse_conditions
 from stator.package.tables import Names
 from stator.torch_api import guard_count, pytree, size_expression
 
-FACTS: Final = "extra/facts"
-STEMS: Final = {"forward": "data/stator/forward", "backward": "data/stator/backward"}
 PlanGraph = Callable[[fx.GraphModule, str], Planned]
 
 

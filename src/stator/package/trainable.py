@@ -13,8 +13,7 @@ from stator.aot.metadata import Facts
 from stator.cache.codec import from_bytes
 from stator.core.torch_types import Boxed, Flat
 from stator.errors import PackageError, Unsupported
-from stator.package.archive import Package
-from stator.package.joint import FACTS, STEMS
+from stator.package.archive import FACTS, STEMS, Package
 from stator.package.load import Form
 from stator.package.native import Container
 
