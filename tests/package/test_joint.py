@@ -214,6 +214,15 @@ def test_a_checkpoint_of_the_model_fits(tmp_path: Path) -> None:
     torch.testing.assert_close(loaded(x), other(x))
 
 
+def test_a_frozen_parameter_stays_one(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(3, 3).requires_grad_(False), nn.Linear(3, 3))
+    wishes = {"output_path": tmp_path / "m.pt2"}
+    loaded = stator.load(stator.aot_compile_joint(model, (torch.randn(2, 3),), options=wishes))
+    found = {name: one.requires_grad for name, one in loaded.named_parameters()}
+    assert found == {name: one.requires_grad for name, one in model.named_parameters()}
+    assert not [*loaded.buffers()]
+
+
 def test_the_mode_is_that_of_the_model(tmp_path: Path) -> None:
     for training in (True, False):
         wishes = {"output_path": tmp_path / "m.pt2"}

@@ -30,7 +30,7 @@ from stator.package.build import (
 from stator.package.conditions import conditions_of
 from stator.package.library import Code, Targets, input_of, sizes_of, write_code
 from stator.package.planned import Planned
-from stator.package.program import Exported, refuse_conditions
+from stator.package.program import PARAMETER, Exported, refuse_conditions
 from stator.package.tables import Names
 from stator.torch_api import guard_count, pytree, size_expression
 
@@ -247,7 +247,7 @@ def finish_joint(
 def _tensors(exported: Exported) -> list[list[Any]]:
     """For each tensor that the program takes: an input, or a constant and whether it trains.
 
-    One that is "hidden" is no part of the model's state.
+    A constant is a "parameter", other "state", or "hidden": no part of the model's state.
     """
     told: list[list[Any]] = []
     for place in range(len(exported.fakes)):
@@ -255,5 +255,7 @@ def _tensors(exported: Exported) -> list[list[Any]]:
         if held is None:
             told.append(["input", exported.names[place], False])
         else:
-            told.append(["state" if held.is_state else "hidden", held.name, held.trains])
+            other = "state" if held.is_state else "hidden"
+            kind = "parameter" if held.kind == PARAMETER else other
+            told.append([kind, held.name, held.trains])
     return told

@@ -27,6 +27,7 @@ from stator.torch_api import FakeTensorMode, guard_count, size_conditions
 _LIFTED: Final = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 _WRITTEN: Final = ("BUFFER_MUTATION", "USER_INPUT_MUTATION", "PARAMETER_MUTATION")
 TENSOR: Final = object()
+PARAMETER: Final = 1  # a kind of constant
 aten: Final = torch.ops.aten
 
 
@@ -87,7 +88,7 @@ class Exported:
             kind = _LIFTED.index(spec.kind) + 1
             device = value.device.type
             value = self._lifted(spec)
-            trains = value.requires_grad and kind == 1
+            trains = value.requires_grad and kind == PARAMETER
             target = str(spec.target)
             is_state = target in self.program.state_dict
             found = Constant(target, value.detach(), kind, trains, device, is_state)

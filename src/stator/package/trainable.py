@@ -48,7 +48,7 @@ class Trainable(torch.nn.Module):
             if key not in made:
                 raw = package.file.read(package.start + told["offset"], told["bytes"])
                 value = _tensor(told, raw)
-                made[key] = torch.nn.Parameter(value) if trains else value
+                made[key] = torch.nn.Parameter(value, trains) if kind == "parameter" else value
             _put(self, name, made[key], is_state=kind == "state")
 
     def train(self, mode: bool = True) -> Trainable:
