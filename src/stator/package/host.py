@@ -21,6 +21,8 @@ from stator.loops.index import Index
 from stator.loops.ir import Kernel
 from stator.lower.sizes import Shown
 from stator.ops.draws import draw_seed
+from stator.ops.promises import as_promised
+from stator.ops.writes import written
 from stator.package.conditions import Condition
 from stator.runtime.memory import Memory
 from stator.runtime.native.calls import Calls
@@ -214,10 +216,25 @@ class _LibraryCalls(Calls):
             source = places[call.args[0].name]
             assert isinstance(source, Parts), "it was looked at"
             places[call.name] = Handle(self.part(source, call.args[1]))
+        elif call.target is as_promised:
+            self._hold_to_promise(call)
         elif call.symbol is not None and self.is_passable(call):
             self.shim(call, call.symbol)
         else:
             self._dispatched(call)
+
+    def _hold_to_promise(self, call: Call) -> None:
+        """Another handle on a tensor, which has the sizes that were foretold."""
+        frame, (value, sizes, operator_name) = self.frame, call.args
+        handle = self.values.handle(value.name)
+        known = frame.numbers([-1 if size is None else size for size in sizes])
+        told = [f"ptr {handle}", f"ptr {frame.text(operator_name)}"]
+        told += [f"i64 {len(sizes)}", f"ptr {known}"]
+        _insist(frame, frame.call("i32", "stator_check_promise", *told))
+        slot = frame.new_handle()
+        own = [f"ptr {handle}", f"ptr {frame.handle_at(slot)}"]
+        frame.require_memory(frame.is_zero(frame.call("i32", "aoti_torch_new_tensor_handle", *own)))
+        self.values.places[call.name] = Handle(slot)
 
     def check(self, code: str, call: Call, slots: Sequence[Slot]) -> None:
         """What fails ends the run."""
@@ -241,12 +258,14 @@ class _LibraryCalls(Calls):
 
     def _dispatched(self, call: Call) -> None:
         call = _in_torchs_words(call)
-        reason = why_not_dispatched(call)
+        reason, called = why_not_dispatched(call), call.called
+        if call.target is written:
+            reason, called = "it writes to its arguments", str(call.args[0])
         if reason is not None:
             where = f", {call.line}" if call.line else ""
             raise Unsupported(
                 "package",
-                f"{call.called}{where}: {reason}",
+                f"{called}{where}: {reason}",
                 hint="a library calls it without Python; compile the model without it, or replace "
                 "it by other operators",
             )
