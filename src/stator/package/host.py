@@ -129,8 +129,9 @@ class _LibraryValues(Values):
         return [f"i32 {DEVICE_TYPES[self.device.type]}", "i32 %device"]
 
     def take(self, name: str, value: Any) -> None:
-        """A constant of the graph."""
-        self.places[name] = Borrowed("%constants", self.constants[id(value)])
+        """A constant of the graph; what takes a function is refused when it is called."""
+        if isinstance(value, torch.Tensor):
+            self.places[name] = Borrowed("%constants", self.constants[id(value)])
 
     def _checked_address(self, name: str) -> str:
         frame, place = self.frame, self.places[name]

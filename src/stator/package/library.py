@@ -110,7 +110,8 @@ def write_code(
     and what sizes must obey.
     """
     plan, (inputs, numbers, conditions) = numbers_as_tensors(planned.plan), signature
-    added = [step.value for step in plan.steps if isinstance(step, ConstantStep)]
+    held = [step.value for step in plan.steps if isinstance(step, ConstantStep)]
+    added = [value for value in held if isinstance(value, torch.Tensor)]  # others are functions
     own = blob.add([_added(i, value) for i, value in enumerate(added)])
     places = {kernel: number for number, kernel in enumerate(plan.entries)}
     levels, capability, device = targets.levels, targets.capability, targets.device

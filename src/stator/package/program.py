@@ -20,6 +20,7 @@ from stator.aot.graphs import facts_of
 from stator.aot.metadata import Mutation, OutputFact, Program, Source
 from stator.aot.subclasses import PLAIN
 from stator.aot.views import View
+from stator.core.dtypes import has_number
 from stator.core.torch_types import Flat
 from stator.errors import Unsupported
 from stator.torch_api import FakeTensorMode, guard_count, size_conditions
@@ -80,6 +81,9 @@ class Exported:
     def _take(self, spec: Any, value: Any) -> None:
         name = spec.arg.name
         if isinstance(value, torch.Tensor):
+            if not has_number(value.dtype):
+                told = f"{spec.target or name} is of {value.dtype}, as no tensor of a library is"
+                raise Unsupported("package", told)
             place = len(self.fakes)
             self.fakes.append(value)
             self.fixed.append(TENSOR)
