@@ -269,6 +269,17 @@ def test_what_cannot_be_a_library_is_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_class_that_no_file_can_name_is_refused(tmp_path: Path) -> None:
+    class Sorted(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            """Torch's own class."""
+            return torch.sort(x)
+
+    for build in (stator.aot_compile, stator.aot_compile_joint):
+        with pytest.raises(Unsupported, match=r"its results are nested .*return_types\.sort"):
+            build(Sorted(), (torch.randn(3),), options={"output_path": tmp_path / "m.pt2"})
+
+
 def test_options_of_its_own(tmp_path: Path) -> None:
     x = (torch.randn(5, 8),)
     for wishes, message in (

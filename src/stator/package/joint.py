@@ -32,7 +32,7 @@ from stator.package.library import Code, Targets, input_of, sizes_of, write_code
 from stator.package.planned import Planned
 from stator.package.program import PARAMETER, Exported, refuse_conditions
 from stator.package.tables import Names
-from stator.torch_api import guard_count, pytree, size_expression
+from stator.torch_api import guard_count, size_expression
 
 PlanGraph = Callable[[fx.GraphModule, str], Planned]
 
@@ -218,12 +218,11 @@ def finish_joint(
     files = {FACTS: to_bytes((joint.facts, joint.backward), ())}
     for name, part in joint.parts.items():
         files |= library_files(STEMS[name], part.code, linker)
-    spec = exported.program.call_spec
     manifest = {
         **manifest_of(targets),
         "kind": "joint",
-        "in_spec": pytree.treespec_dumps(spec.in_spec),
-        "out_spec": pytree.treespec_dumps(spec.out_spec),
+        "in_spec": exported.forms[0],
+        "out_spec": exported.forms[1],
         "inputs": [
             input_told(input_of(name, exported.fakes[place], joint.sizes))
             for place, name in exported.names.items()

@@ -34,7 +34,7 @@ from stator.package.tables import (
 )
 from stator.runtime.plan import Call, Step
 from stator.runtime.plan import Constant as ConstantStep
-from stator.torch_api import OpOverload, pytree, size_bounds
+from stator.torch_api import OpOverload, size_bounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,11 +240,9 @@ def input_of(name: str, value: torch.Tensor, sizes: Sizes) -> Input:
 
 
 def _names(exported: Exported, inputs: dict[str, Input], graph: Graph) -> Names:
-    spec = exported.program.call_spec
     count = sum(isinstance(place, int) for place in graph.outputs)
     return Names(
         [given.name for given in inputs.values()],
         [f"output_{number}" for number in range(count)],
-        pytree.treespec_dumps(spec.in_spec),
-        pytree.treespec_dumps(spec.out_spec),
+        *exported.forms,
     )

@@ -23,7 +23,7 @@ from stator.aot.views import View
 from stator.core.dtypes import has_number
 from stator.core.torch_types import Flat
 from stator.errors import Unsupported
-from stator.torch_api import FakeTensorMode, guard_count, size_conditions
+from stator.torch_api import FakeTensorMode, guard_count, pytree, size_conditions
 
 _LIFTED: Final = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 _WRITTEN: Final = ("BUFFER_MUTATION", "USER_INPUT_MUTATION", "PARAMETER_MUTATION")
@@ -57,6 +57,7 @@ class Exported:
     fixed: list[Any] = field(default_factory=list)  # all inputs; TENSOR stands for a tensor
     asking: set[int] = field(default_factory=set)  # what the caller gives and wants a gradient of
     conditions: list[Any] = field(default_factory=list)  # on sizes, as sympy says them
+    forms: tuple[str, str] = ("", "")  # how arguments and results are nested
 
     @property
     def arguments(self) -> tuple[Any, ...]:
@@ -76,6 +77,8 @@ class Exported:
             found._take(spec, value)
         conditions = size_conditions(found.mode, program)
         found.conditions = [one for one in conditions if str(one) != "True"]
+        spec = program.call_spec
+        found.forms = (_text(spec.in_spec, "arguments"), _text(spec.out_spec, "results"))
         return found
 
     def _take(self, spec: Any, value: Any) -> None:
@@ -161,6 +164,17 @@ class Exported:
             return found
 
         return program
+
+
+def _text(spec: Any, what: str) -> str:
+    try:
+        return str(pytree.treespec_dumps(spec))
+    except (NotImplementedError, TypeError) as error:  # torch knows no text for a class
+        raise Unsupported(
+            "package",
+            f"how its {what} are nested cannot be written down: {error}",
+            hint="use tuples, lists and dicts, or register the class with a serialized_type_name",
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
