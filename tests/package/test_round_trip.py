@@ -257,6 +257,29 @@ def test_gradients_are_not_recorded(built: Callable[[str], Path]) -> None:
     assert torch.is_grad_enabled()
 
 
+def test_sizes_that_follow_from_values_are_refused_by_line(tmp_path: Path) -> None:
+    class Found(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            """Twice what is positive."""
+            return x[x > 0] * 2
+
+    path = tmp_path / "found.pt2"
+    with pytest.raises(Unsupported, match=r"test_round_trip.py:\d+: .* follows from values"):
+        stator.aot_compile(Found(), (torch.randn(5),), options={"output_path": path})
+
+
+def test_a_number_of_data_scales_within_a_library(tmp_path: Path) -> None:
+    class Scaled(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            """Times the largest."""
+            return x * x.max().item()
+
+    x, path = torch.randn(5), tmp_path / "scaled.pt2"
+    loaded = stator.load(stator.aot_compile(Scaled(), (x,), options={"output_path": path}))
+    for given in (x, x + 1):
+        torch.testing.assert_close(loaded(given), given * given.max())
+
+
 def test_what_cannot_be_a_library_is_refused(tmp_path: Path) -> None:
     class Many(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

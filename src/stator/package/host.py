@@ -41,6 +41,7 @@ from stator.runtime.native.values import (
 )
 from stator.runtime.plan import ALIGNED, Allocation, Call, Launch, Plan, Require
 
+_SIZES: Final = (torch.ops.aten.sym_size.int, torch.ops.aten.sym_numel.default)
 _DECLARED: Final = re.compile(r"^(?:declare|define)[^@\n]*@([\w.]+)\(", re.MULTILINE)
 
 
@@ -262,6 +263,8 @@ class _LibraryCalls(Calls):
         reason, called = why_not_dispatched(call), call.called
         if call.target is written:
             reason, called = "it writes to its arguments", str(call.args[0])
+        elif call.target in _SIZES:
+            reason = "it asks for a size that follows from values of tensors"
         if reason is not None:
             where = f", {call.line}" if call.line else ""
             raise Unsupported(

@@ -30,9 +30,9 @@ from stator.package.build import (
 from stator.package.conditions import conditions_of
 from stator.package.library import Code, Targets, input_of, sizes_of, write_code
 from stator.package.planned import Planned
-from stator.package.program import PARAMETER, Exported, refuse_conditions
+from stator.package.program import PARAMETER, Exported, condition_count, refuse_conditions
 from stator.package.tables import Names
-from stator.torch_api import guard_count, size_expression
+from stator.torch_api import size_expression
 
 PlanGraph = Callable[[fx.GraphModule, str], Planned]
 
@@ -70,7 +70,7 @@ def compile_joint(
     """Both libraries; `run` runs the exported graph, `plan` plans a half, `put` takes weights."""
     state = Blob(put)
     state.add(list(exported.constants.values()))
-    guards = guard_count(exported.mode)
+    guards = condition_count(exported.mode)
     with torch.enable_grad():
         fakes = exported.leaves()
         traced, halves = trace_and_cut(exported.flat(run), fakes, exported.mode, tools)

@@ -188,7 +188,7 @@ class Graph:
 
 def library_graph(exported: Exported, run: Flat, tools: Tools) -> Graph:
     """Trace and finish the program, whose graph `run` runs."""
-    guards = guard_count(exported.mode)
+    guards = condition_count(exported.mode)
     with torch.no_grad():
         function = exported.flat(run)
         given = (function, exported.fakes, exported.mode, tools)
@@ -200,9 +200,15 @@ def library_graph(exported: Exported, run: Flat, tools: Tools) -> Graph:
             return _Finish(halves.forward, program).graph()
 
 
+def condition_count(mode: FakeTensorMode) -> int:
+    """How many conditions on sizes were met; that a size of data has another name is none."""
+    env = mode.shape_env
+    return guard_count(mode) - (0 if env is None else len(env.unbacked_renamings))
+
+
 def refuse_conditions(mode: FakeTensorMode, guards: int) -> None:
     """Refuse a trace that made conditions about sizes, beyond those that there were."""
-    if guard_count(mode) != guards:
+    if condition_count(mode) != guards:
         raise Unsupported(
             "package",
             "its sizes were found to obey conditions that torch.export does not know of",
