@@ -112,6 +112,27 @@ def test_sizes_that_vary(built: Callable[[str], Path]) -> None:
             loaded(torch.randn(size, 8))
 
 
+def test_a_size_without_a_bound_is_so_many_or_more(tmp_path: Path) -> None:
+    batch, wishes = torch.export.Dim("batch"), {"output_path": tmp_path / "m.pt2", "levels": (1,)}
+    path = stator.aot_compile(
+        torch.nn.ReLU(), (torch.ones(4),), dynamic_shapes=({0: batch},), options=wishes
+    )
+    with pytest.raises(ValueError, match="size 1 in dimension 0, and it was built for 2 or more"):
+        stator.load(path)(torch.ones(1))
+
+
+def test_an_input_that_is_written_to_must_lie_as_the_example(tmp_path: Path) -> None:
+    class Doubled(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            """Twice, in place."""
+            return x.mul_(2)
+
+    x, path = torch.ones(3, 4), tmp_path / "m.pt2"
+    loaded = stator.load(stator.aot_compile(Doubled(), (x,), options={"output_path": path}))
+    with pytest.raises(ValueError, match="input 0, x: the program writes to it, and it lies othe"):
+        loaded(torch.ones(4, 3).t())
+
+
 def test_inputs_that_lie_otherwise(built: Callable[[str], Path]) -> None:
     model, (x,), _, _ = made("images")
     loaded = stator.load(built("images"))

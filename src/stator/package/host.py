@@ -113,6 +113,7 @@ class _LibraryValues(Values):
     """Values that are handles, all of them."""
 
     constants: Mapping[int, int] = field(default_factory=dict)  # a tensor's id -> its number
+    told: Mapping[str, str] = field(default_factory=dict)  # inputs as messages call them
 
     def without_memory(self, code: str, made: Allocation, slot: int, data: str) -> None:
         """Where a tensor could not be made, the run ends."""
@@ -152,7 +153,10 @@ class _LibraryValues(Values):
         code = frame.call("i32", "stator_data", f"ptr {handle}", kind, *layout, flag, f"ptr {data}")
         with frame.unless(frame.is_zero(code)):
             if name in self.written & self.callers:
-                self.refuse(f"{name} is written to, and lies otherwise than it was built for")
+                self.refuse(
+                    f"{self.told.get(name, name)}: the program writes to it, and it lies otherwise "
+                    "than the example; give one with its strides"
+                )
             else:
                 self._lay_out_at(name, data)
         return self._aligned(name, data)
@@ -297,6 +301,8 @@ class _LibraryHost(Host):
         callers = frozenset(self.plan.inputs)
         self.values = _LibraryValues(self.frame, self.plan.layouts, written, callers)
         self.values.constants = self.signature.added
+        inputs = enumerate(self.signature.inputs.items())
+        self.values.told = {name: f"input {i}, {given.name}" for i, (name, given) in inputs}
         self.values.device, self.values.loose = self.plan.device, self.plan.loose
         self.guard = "%guard" if self.plan.on_gpu else ""
         words = enumerate(made_once(self.plan), 2 * self.signature.count)

@@ -98,6 +98,7 @@ silent:
 @dims_format = text "input %ld, %s: %ld dimensions, and it was built for %ld"
 @size_format = text "input %ld, %s: size %ld in dimension %ld, and it was built for %ld"
 @range_format = text "input %ld, %s: size %ld in dimension %ld, and it was built for %ld to %ld"
+@least_format = text "input %ld, %s: size %ld in dimension %ld, and it was built for %ld or more"
 
 @kind_format = text "input %ld, %s: it is on %s, and it was built for %s; move it there first"
 @place_format = text "input %ld, %s: it is on cuda:%d, and the program was loaded on cuda:%d; move it there first"
@@ -273,7 +274,9 @@ fine:
 bad:
   %room = call ptr @room_for_text()
   %one = icmp eq i64 %low, %high
-  %format = select i1 %one, ptr @size_format, ptr @range_format
+  %unbounded = icmp sge i64 %high, 4611686018427387904
+  %several = select i1 %unbounded, ptr @least_format, ptr @range_format
+  %format = select i1 %one, ptr @size_format, ptr %several
   call i32 (ptr, i64, ptr, ...) @snprintf(ptr %room, i64 2048, ptr %format, i64 %number, ptr %name, i64 %have, i64 %dim, i64 %low, i64 %high)
   ret i32 1
 }
