@@ -329,6 +329,8 @@ def test_options_of_its_own(tmp_path: Path) -> None:
     for wishes, message in (
         ({"output_path": tmp_path / "model.zip"}, "ends in .pt2"),
         ({"output_path": tmp_path / "a.pt2", "levels": (2,)}, "levels cannot be"),
+        ({"output_path": tmp_path / "a.pt2", "levels": 3}, "levels cannot be 3"),
+        ({"output_path": tmp_path / "a.pt2", "levels": (3.0,)}, "levels cannot be"),
         ({"output_path": tmp_path / "a.pt2", "freezin": True}, "unknown option"),
     ):
         with pytest.raises(OptionError, match=message):
