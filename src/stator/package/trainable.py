@@ -48,7 +48,8 @@ class Trainable(torch.nn.Module):
             if key not in made:
                 raw = package.file.read(package.start + told["offset"], told["bytes"])
                 value = _tensor(told, raw)
-                made[key] = torch.nn.Parameter(value, trains) if kind == "parameter" else value
+                is_parameter = trains or kind == "parameter"  # earlier packages do not say it
+                made[key] = torch.nn.Parameter(value, trains) if is_parameter else value
             _put(self, name, made[key], is_state=kind == "state")
 
     def train(self, mode: bool = True) -> Trainable:
