@@ -121,12 +121,24 @@ def test_a_size_without_a_bound_is_so_many_or_more(tmp_path: Path) -> None:
         stator.load(path)(torch.ones(1))
 
 
-def test_an_input_that_is_written_to_must_lie_as_the_example(tmp_path: Path) -> None:
-    class Doubled(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            """Twice, in place."""
-            return x.mul_(2)
+class Doubled(torch.nn.Module):
+    """Writes to its input."""
 
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Twice, in place."""
+        return x.mul_(2)
+
+
+def test_autograd_knows_what_was_written_to(tmp_path: Path) -> None:
+    x, weight = torch.ones(3), torch.ones(3, requires_grad=True)
+    path = stator.aot_compile(Doubled(), (x,), options={"output_path": tmp_path / "m.pt2"})
+    product = weight * x
+    assert stator.load(path)(x) is x
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()
+
+
+def test_an_input_that_is_written_to_must_lie_as_the_example(tmp_path: Path) -> None:
     x, path = torch.ones(3, 4), tmp_path / "m.pt2"
     loaded = stator.load(stator.aot_compile(Doubled(), (x,), options={"output_path": path}))
     with pytest.raises(ValueError, match="input 0, x: the program writes to it, and it lies othe"):
