@@ -23,7 +23,14 @@ from stator.aot.views import View
 from stator.core.dtypes import has_number
 from stator.core.torch_types import Flat
 from stator.errors import Unsupported
-from stator.torch_api import FakeTensorMode, guard_count, pytree, size_conditions
+from stator.torch_api import (
+    FakeTensorMode,
+    guard_count,
+    pytree,
+    size_conditions,
+    size_expression,
+    size_hint,
+)
 
 _LIFTED: Final = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 _WRITTEN: Final = ("BUFFER_MUTATION", "USER_INPUT_MUTATION", "PARAMETER_MUTATION")
@@ -87,6 +94,7 @@ class Exported:
             if not has_number(value.dtype):
                 told = f"{spec.target or name} is of {value.dtype}, as no tensor of a library is"
                 raise Unsupported("package", told)
+            _set_apart_0_and_1(value)
             place = len(self.fakes)
             self.fakes.append(value)
             self.fixed.append(TENSOR)
@@ -164,6 +172,17 @@ class Exported:
             return found
 
         return program
+
+
+def _set_apart_0_and_1(value: torch.Tensor) -> None:
+    """Let sizes that vary be 2 or more, as torch.export took them: a saved program forgets that."""
+    for size in value.size():
+        symbol = size_expression(size) if isinstance(size, torch.SymInt) else None
+        if symbol is None or not symbol.is_Symbol or (size_hint(size) or 0) < 2:
+            continue
+        spans = size.node.shape_env.var_to_range
+        if spans[symbol].lower < 2 <= spans[symbol].upper:
+            spans[symbol] = type(spans[symbol])(2, spans[symbol].upper)
 
 
 def _text(spec: Any, what: str) -> str:
