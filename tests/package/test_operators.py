@@ -258,6 +258,12 @@ def test_what_is_refused(tmp_path: Path) -> None:
     for name in ("add_.Tensor", "t", "bernoulli", "nothing"):
         with pytest.raises(OptionError):
             eager_ops.enable("aten", [name])
+    with pytest.raises(OptionError, match=r"give \['add.Tensor'\]"):
+        eager_ops.enable("aten", "add.Tensor")
+    for ns, name in (("../aten", "add"), ("aten", "../add"), ("aten", "a/b"), ("", "add")):
+        given: Any = (ns, name, "cpu", False, add, (X, Y), {})
+        with pytest.raises(OptionError, match="no operator is called"):
+            stator.aoti_compile_with_persistent_cache(*given, options={"cache_dir": tmp_path})
 
 
 REFUSED = {
@@ -267,6 +273,7 @@ REFUSED = {
     "unbind_copy.int": r"returns List\[Tensor\]",
     "_foreach_sqrt": r"returns List\[Tensor\]",
     "equal": "returns bool",
+    "add": "name its overload",
 }
 
 
