@@ -245,6 +245,10 @@ def test_what_is_refused(tmp_path: Path) -> None:
         stator.aot_compile_joint(nn.Linear(3, 3), (x,), options={"output_path": tmp_path / "a.so"})
     loaded = stator.load(package("perceptron", tmp_path))
     y = torch.randn(5, 8, requires_grad=True)
-    output = loaded(y)[0]
+    with pytest.raises(ValueError, match="input x asks for a gradient, and perceptron"):
+        loaded(y)
+    with torch.no_grad():
+        loaded(y)
+    output = loaded(y.detach())[0]
     with pytest.raises((Unsupported, RuntimeError)):
         torch.autograd.grad(output.sum(), [loaded.first.weight], create_graph=True)

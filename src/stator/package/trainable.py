@@ -34,6 +34,10 @@ class Trainable(torch.nn.Module):
         runs = {name: _run_of(package, name) for name in STEMS}
         backward = _Backward(BackwardGraph(runs["backward"], stored.tangents, stored.like))
         self._call = assemble(_no_more, facts, runs["forward"], backward, _Refusing())
+        pairs = zip(self.manifest["tensors"], facts.program.inputs, strict=True)
+        self._asked = [
+            (name, fact.requires_grad) for (kind, name, _), fact in pairs if kind == "input"
+        ]
         self._take_state(package)
 
     def _take_state(self, package: Package) -> None:
@@ -66,12 +70,24 @@ class Trainable(torch.nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the program returns, for autograd to go on with."""
-        given = iter(self._form.tensors(args, kwargs))
+        inputs = self._form.tensors(args, kwargs)
+        if torch.is_grad_enabled():
+            self._refuse_lost_gradients(inputs)
+        given = iter(inputs)
         tensors = [
             next(given, None) if kind == "input" else _get(self, name)
             for kind, name, _ in self.manifest["tensors"]
         ]
         return self._form.results(self._call(*tensors))
+
+    def _refuse_lost_gradients(self, inputs: Sequence[torch.Tensor]) -> None:
+        """What an input is computed of would not train, and nobody would know."""
+        for (name, asked), one in zip(self._asked, inputs, strict=True):
+            if one.requires_grad and not asked:
+                raise ValueError(
+                    f"input {name} asks for a gradient, and {self.path.name} was built without it; "
+                    f"build it of an example that asks, or give {name}.detach()"
+                )
 
 
 def _tensor(told: dict[str, Any], raw: bytearray) -> torch.Tensor:
