@@ -6,7 +6,7 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -232,14 +232,15 @@ def _own_options(given: Mapping[str, Any]) -> tuple[Path, tuple[int, ...], str |
             f"output_path cannot be {str(where)!r}",
             hint="it ends in .pt2 for a package, or in .so for a library alone",
         )
-    levels = tuple(sorted(set(given.get("levels", LEVELS))))
-    if not levels or set(levels) - set(LEVELS):
-        raise OptionError(f"levels cannot be {levels}", hint=f"give some of {tuple(LEVELS)}")
+    levels = given.get("levels", tuple(LEVELS))
+    rows = isinstance(levels, Collection) and len(levels) > 0
+    if not rows or not all(type(level) is int and level in LEVELS for level in levels):
+        raise OptionError(f"levels cannot be {levels!r}", hint=f"give some of {tuple(LEVELS)}")
     if platform.machine() != "x86_64" or not sys.platform.startswith("linux"):
         raise CompileError(
             "package", f"packages are for Linux on x86-64, not {sys.platform}/{platform.machine()}"
         )
-    return path, levels, find_linker() if given.get("linker", True) else None
+    return path, tuple(sorted(set(levels))), find_linker() if given.get("linker", True) else None
 
 
 def _as_module(function: Any) -> torch.nn.Module:

@@ -207,8 +207,7 @@ def build_package(
     with Progress(*columns, transient=True) as progress:
         task = progress.add_task(f"making {factory}", total=None)
         chosen = _numbers(levels)
-        made = _called(factory)
-        model, *given = made if isinstance(made, tuple) else (made,)
+        model, *given = _made(factory)
         progress.update(task, description=f"compiling {factory}")
         wishes = {
             "output_path": str(output),
@@ -233,10 +232,27 @@ def _numbers(levels: str) -> tuple[int, ...]:
         ) from error
 
 
+def _made(factory: str) -> tuple[Any, ...]:
+    """An exported program, or a model and what it is called with."""
+    from torch.export import ExportedProgram
+
+    made = _called(factory)
+    if isinstance(made, ExportedProgram):
+        return (made,)
+    if isinstance(made, tuple) and len(made) in (2, 3) and callable(made[0]):
+        return made
+    raise typer.BadParameter(
+        f"{factory} returned {type(made).__name__}: return a torch.export.ExportedProgram, or a "
+        "model, a tuple of arguments and, if it takes any, a dict of keywords",
+        param_hint="factory",
+    )
+
+
 def _called(factory: str) -> Any:
     """What a function returns that is named by its file or module."""
     import importlib.util
     from importlib import import_module
+    from importlib.util import find_spec
 
     where, _, name = factory.rpartition(":")
     if not where:
@@ -254,10 +270,13 @@ def _called(factory: str) -> Any:
         spec.loader.exec_module(module)
     else:
         sys.path.insert(0, "")  # as `python -m` does
+        root = where.partition(".")[0]
+        if not root or find_spec(root) is None:
+            raise typer.BadParameter(f"there is no module {where}", param_hint="factory")
         module = import_module(where)
     function = getattr(module, name, None)
-    if function is None:
-        raise typer.BadParameter(f"{where} has no {name}", param_hint="factory")
+    if not callable(function):
+        raise typer.BadParameter(f"{where} has no function {name}", param_hint="factory")
     return function()
 
 
@@ -316,32 +335,50 @@ def run_package(
     output: Annotated[Path | None, typer.Option(help="Where torch.save writes the result.")] = None,
 ) -> None:
     """Run a package once: on tensors from files, or on some that are made up."""
-    from pickle import UnpicklingError
-
     import torch
 
     from stator.package.trial import made_up_inputs
     from stator.torch_api import pytree
 
     model = _load_package(package)
+    given = [_tensor_in(path) for path in inputs or ()]
     try:
-        given = [torch.load(path, weights_only=True) for path in inputs or ()]
         args, kwargs = made_up_inputs(model, given)
         result = model(*args, **kwargs)
-    except (TypeError, ValueError, OSError, RuntimeError, EOFError, UnpicklingError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         raise typer.BadParameter(str(error), param_hint="input") from error
     for number, value in enumerate(pytree.tree_leaves(result)):
         shown = f"{value.dtype} {list(value.size())}" if torch.is_tensor(value) else repr(value)
         typer.echo(f"output {number}: {shown}")
     if output is not None:
-        torch.save(result, output)
+        try:
+            torch.save(result, output)
+        except (OSError, RuntimeError) as error:  # torch's, where the file cannot be opened
+            raise typer.BadParameter(f"{output}: {error}", param_hint="output") from error
         typer.echo(f"written: {output}")
+
+
+def _tensor_in(path: Path) -> Any:
+    """The tensor that a file holds."""
+    import torch
+
+    try:
+        found = torch.load(path, weights_only=True)
+    except OSError as error:
+        raise typer.BadParameter(str(error), param_hint="input") from error
+    except Exception as error:  # a text that is read as a pickle may come to anything
+        told = f"{path} is no file of torch.save's: {error}"
+        raise typer.BadParameter(told, param_hint="input") from error
+    if not isinstance(found, torch.Tensor):
+        told = f"{path} holds a {type(found).__name__}, and a tensor is wanted"
+        raise typer.BadParameter(told, param_hint="input")
+    return found
 
 
 @app.command("bench")
 def bench_package(
     package: Path,
-    seconds: Annotated[float, typer.Option(help="How long to call it.")] = 3.0,
+    seconds: Annotated[float, typer.Option(help="How long to call it.", min=0.0)] = 3.0,
 ) -> None:
     """Time a package on made-up inputs: loading it, the first call, and calls after that."""
     import time

@@ -8,6 +8,7 @@ compiled runs as before, and is not tried again.
 from __future__ import annotations
 
 import ctypes
+import re
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -44,6 +45,7 @@ from stator.torch_api import (
 )
 
 _LEVELS: Final = {"AVX512": 4, "AVX2": 3}
+_NAME: Final = re.compile(r"\w+(\.\w+)*")
 _NUMBER: Final = (bool, int, float, complex)
 _TENSOR: Final = ("Tensor", "Optional[Tensor]")
 _KINDS: Final = (torch.dtype, torch.device, torch.layout)  # no arguments of an exported program
@@ -111,6 +113,8 @@ def aoti_compile_with_persistent_cache(
 
 
 def _cache(ns: str, name: str, device: str, wishes: Mapping[str, Any]) -> OperatorCache:
+    if _NAME.fullmatch(ns) is None or _NAME.fullmatch(name) is None:  # they become names of files
+        raise OptionError(f"no operator is called {ns}::{name}", hint='as in "aten", "add.Tensor"')
     known = {key: value for key, value in wishes.items() if key in ("cache_dir",)}
     folder = cache_folder(read_options(None, known))
     return OperatorCache(folder / "aoti_eager" / ns / device, name)
@@ -157,9 +161,10 @@ class _Enabled:
         if self._has_numbers(args):  # there is no kernel for each number: those run as before
             with _numbers_as_tensors():
                 return self.original.call_boxed(keys, *args, **kwargs)
+        result = self.original.call_boxed(keys, *args, **kwargs)  # or its error, and no more
         if not _busy.now:
             self._find(args, kwargs)
-        return self.original.call_boxed(keys, *args, **kwargs)
+        return result
 
     def _has_numbers(self, args: tuple[Any, ...]) -> bool:
         """Whether numbers stand for tensors, as in `x + 1`."""
@@ -199,6 +204,8 @@ class _Enabled:
                 space, name, "cpu", False, self.target, args, kwargs, options=self.options
             )
         package = read_package(Path(path))
+        if self.target.name() in package.manifest["calls"]:  # it would come back to us, for ever
+            raise Unsupported("package", "there is no kernel for them but torch's own")
         count = sum(isinstance(place, int) for place in package.manifest["outputs"])
         if count != len(package.manifest["outputs"]):
             return None
@@ -259,6 +266,8 @@ def enable(
     """Let eager mode run operators by kernels that are compiled for their arguments and kept."""
     if device != "cpu":
         raise OptionError(f"device cannot be {device!r}", hint="give 'cpu'")
+    if isinstance(operators, str):
+        raise OptionError(f"operators cannot be {operators!r}", hint=f"give [{operators!r}]")
     targets = {name: _checked(ns, name) for name in operators}
     wishes = dict(options or {})
     with _lock:
@@ -291,7 +300,8 @@ def disable() -> None:
 def _checked(ns: str, name: str) -> Any:
     try:
         target = operator_named(f"{ns}::{name}")
-    except AttributeError as error:
+        only_calls = is_composite(target)
+    except (AttributeError, RuntimeError) as error:  # torch's, of one that is not dispatched
         raise OptionError(
             f"there is no operator {ns}::{name}", hint='name its overload, as in "add.Tensor"'
         ) from error
@@ -300,7 +310,7 @@ def _checked(ns: str, name: str) -> Any:
             f"{ns}::{name} writes to its arguments, returns one, or draws random numbers",
             hint="operators that compute new tensors of their arguments alone can be compiled",
         )
-    if is_composite(target):
+    if only_calls:
         raise OptionError(
             f"{ns}::{name} only calls other operators, whose derivatives autograd knows",
             hint=f"enable {_CALLED.get(name.partition('.')[0], 'those that it calls')} instead",

@@ -188,6 +188,14 @@ def test_two_texts_with_one_label_show_their_own_lines() -> None:
     assert "# second" in text_of(of_second.value)
 
 
+def test_a_text_is_kept_once_however_often_it_is_loaded() -> None:
+    function_of("return 7  # once")
+    before = len(linecache.cache)
+    function_of("return 7  # once")
+
+    assert len(linecache.cache) == before
+
+
 def test_generated_lines_outlive_a_check_of_the_line_cache() -> None:
     f = function_of("return 1 // 0  # still here")
     linecache.checkcache()

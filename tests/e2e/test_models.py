@@ -44,6 +44,13 @@ def test_model_matches_eager(name: str, mode: str) -> None:
         )
 
 
+def test_an_lstm_whose_input_asks_for_no_gradient_trains() -> None:
+    if BACKEND.get() == "aot_eager":
+        pytest.skip("torch's own ahead-of-time autograd fails here")
+    with torch._dynamo.config.patch(DYNAMO["lstm"]):
+        check(torch.nn.LSTM(6, 8), torch.randn(5, 2, 6), calls=2)
+
+
 @pytest.mark.parametrize("name", ["bert_sdpa", "llama_sdpa", "resnet", "gnn_index_add"])
 def test_model_under_inference_mode_matches_eager(name: str) -> None:
     module, inputs = build(name)

@@ -127,6 +127,24 @@ def test_made_up_inputs_fit(name: str, built: Callable[[str], Path]) -> None:
     assert len(args) == len(made(name)[1])
 
 
+def test_bench_of_no_time(built: Callable[[str], Path]) -> None:
+    assert "3 calls" in called("bench", built("perceptron"), "--seconds", "0")
+
+
+def test_files_that_hold_no_tensor(built: Callable[[str], Path], tmp_path: Path) -> None:
+    text, row = tmp_path / "text.pt", tmp_path / "row.pt"
+    text.write_text("hello")
+    torch.save([torch.ones(3)], row)
+    for path, message in (
+        (text, "is no file of torch.save's"),
+        (row, "holds a list, and a tensor"),
+    ):
+        words = ["run", str(built("perceptron")), "--input", str(path)]
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 2
+        assert message in " ".join(done.output.replace("│", " ").split())
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -137,6 +155,11 @@ def test_made_up_inputs_fit(name: str, built: Callable[[str], Path]) -> None:
         (("build", "nowhere.py:make", "-o", "a.pt2", "--levels", "x"), "no list of numbers"),
         (("run", "PACKAGE", "--input", "nowhere.pt"), "No such file"),
         (("run", "PACKAGE", "--input", __file__), "Weights only load failed"),
+        (("run", "PACKAGE", "--output", "nowhere/y.pt"), "nowhere does not exist"),
+        (("build", "nowhere:make", "-o", "a.pt2"), "there is no module nowhere"),
+        (("build", "json:__name__", "-o", "a.pt2"), "json has no function __name__"),
+        (("build", "builtins:dict", "-o", "a.pt2"), "returned dict: return a torch.export.Export"),
+        (("bench", "PACKAGE", "--seconds", "-1"), "than or equal to 0"),
     ],
 )
 def test_what_is_not_there(

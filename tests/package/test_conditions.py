@@ -91,13 +91,27 @@ def test_a_step_of_training_checks_them_too(tmp_path: Path) -> None:
         loaded(torch.ones(7, 3))
 
 
-def test_a_saved_program_is_refused_where_it_has_lost_them(tmp_path: Path) -> None:
-    def saved(program: ExportedProgram) -> ExportedProgram:
-        file = io.BytesIO()
-        torch.export.save(program, file)
-        file.seek(0)
-        return torch.export.load(file)
+def saved(program: ExportedProgram) -> ExportedProgram:
+    """A program as another process finds it."""
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    return torch.export.load(file)
 
+
+@pytest.mark.parametrize("bounds", [{}, {"min": 1, "max": 9}, {"max": 9}])
+def test_a_saved_program_with_a_named_dimension(bounds: dict[str, int], tmp_path: Path) -> None:
+    model, x = torch.nn.Linear(3, 2), torch.randn(4, 3)
+    program = export(model, (x,), dynamic_shapes=({0: Dim("batch", **bounds)},))
+    wishes = {"output_path": tmp_path / "m.pt2", "levels": (1,)}
+    loaded = stator.load(stator.aot_compile(saved(program), options=wishes))
+    for given in (x, x[:2]):
+        torch.testing.assert_close(loaded(given), model(given).detach())
+    with pytest.raises(ValueError, match="size 1 in dimension 0"):
+        loaded(x[:1])
+
+
+def test_a_saved_program_is_refused_where_it_has_lost_them(tmp_path: Path) -> None:
     wishes = {"output_path": tmp_path / "m.pt2"}
     with pytest.raises(Unsupported, match=r"% 2\) == 0, which a library cannot check"):
         stator.aot_compile(saved(exported(halved)), options=wishes)

@@ -15,13 +15,14 @@ from torch import nn
 
 import stator
 from stator.errors import OptionError, Unsupported
-from tests.package.models import Images, Perceptron, Tied, encoder
+from tests.package.models import Images, Perceptron, Recurrent, Tied, encoder
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]]]] = {
     "perceptron": lambda: (Perceptron(), (torch.randn(5, 8),)),
     "images": lambda: (Images(), (torch.randn(2, 3, 8, 8),)),
     "tied": lambda: (Tied(), (torch.randint(20, (2, 6)),)),
     "encoder": lambda: (encoder(), (torch.randn(2, 7, 16),)),
+    "recurrent": lambda: (Recurrent(), (torch.randn(2, 5, 6),)),
 }
 
 
@@ -53,6 +54,7 @@ def package(name: str, folder: Path, **options: Any) -> str:
     return stator.aot_compile_joint(model, args, options=wishes)
 
 
+@pytest.mark.filterwarnings("ignore:The tensor attributes .* were assigned during export")  # LSTM's
 @pytest.mark.parametrize("linker", [True, False], ids=["linked", "objects"])
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_three_steps_as_in_eager(name: str, linker: bool, tmp_path: Path) -> None:
@@ -68,6 +70,10 @@ def test_three_steps_as_in_eager(name: str, linker: bool, tmp_path: Path) -> Non
 
 SERVER = """
 import sys, torch, stator
+loaded = stator.load(sys.argv[1])
+loaded(torch.randn(5, 8))[0].sum().backward()
+for name in ("torch._dynamo", "stator.aot.trace", "stator.lower", "stator.codegen.llvm.jit"):
+    assert name not in sys.modules, name
 from tests.package.test_joint import losses, made
 found = losses(stator.load(sys.argv[1]), made("perceptron")[1])[0]
 assert torch.allclose(torch.tensor(found), torch.tensor(losses(*made("perceptron"))[0]), rtol=1e-4)
@@ -208,6 +214,15 @@ def test_a_checkpoint_of_the_model_fits(tmp_path: Path) -> None:
     torch.testing.assert_close(loaded(x), other(x))
 
 
+def test_a_frozen_parameter_stays_one(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(3, 3).requires_grad_(False), nn.Linear(3, 3))
+    wishes = {"output_path": tmp_path / "m.pt2"}
+    loaded = stator.load(stator.aot_compile_joint(model, (torch.randn(2, 3),), options=wishes))
+    found = {name: one.requires_grad for name, one in loaded.named_parameters()}
+    assert found == {name: one.requires_grad for name, one in model.named_parameters()}
+    assert not [*loaded.buffers()]
+
+
 def test_the_mode_is_that_of_the_model(tmp_path: Path) -> None:
     for training in (True, False):
         wishes = {"output_path": tmp_path / "m.pt2"}
@@ -230,6 +245,10 @@ def test_what_is_refused(tmp_path: Path) -> None:
         stator.aot_compile_joint(nn.Linear(3, 3), (x,), options={"output_path": tmp_path / "a.so"})
     loaded = stator.load(package("perceptron", tmp_path))
     y = torch.randn(5, 8, requires_grad=True)
-    output = loaded(y)[0]
+    with pytest.raises(ValueError, match="input x asks for a gradient, and perceptron"):
+        loaded(y)
+    with torch.no_grad():
+        loaded(y)
+    output = loaded(y.detach())[0]
     with pytest.raises((Unsupported, RuntimeError)):
         torch.autograd.grad(output.sum(), [loaded.first.weight], create_graph=True)

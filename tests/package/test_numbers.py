@@ -134,3 +134,33 @@ def test_factors_that_no_c_function_takes(name: str, tmp_path: Path) -> None:
 def test_what_no_c_function_takes_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(Unsupported, match=r"aten.var.correction.*type .* cannot be passed"):
         built(lambda x: torch.var(WAVES * x, correction=2), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (
+            lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)),
+            "cond, .*it takes functions",
+        ),
+        (lambda x: x.to(torch.float8_e4m3fnuz).float(), "ScalarType.*float8_e4m3fnuz"),
+    ],
+    ids=["functions", "types"],
+)
+def test_what_cannot_be_passed_is_refused_by_name(
+    function: Callable[[torch.Tensor], torch.Tensor], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(Unsupported, match=message):
+        built(function, tmp_path)
+
+
+def test_a_type_without_a_number_is_refused(tmp_path: Path) -> None:
+    x = torch.zeros(3, dtype=torch.float8_e4m3fnuz)
+    wishes = {"output_path": tmp_path / "model.pt2"}
+    with pytest.raises(Unsupported, match=r"x is of torch\.float8_e4m3fnuz"):
+        stator.aot_compile(Called(torch.clone), (x,), options=wishes)
+
+
+def test_a_type_that_a_schema_names_is_passed(tmp_path: Path) -> None:
+    loaded = stator.load(built(lambda x: torch.randperm(4) + x, tmp_path))
+    assert (loaded(X) - X).round().sort().values[0].tolist() == [0, 1, 2, 3]

@@ -9,6 +9,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -257,6 +258,12 @@ def test_what_is_refused(tmp_path: Path) -> None:
     for name in ("add_.Tensor", "t", "bernoulli", "nothing"):
         with pytest.raises(OptionError):
             eager_ops.enable("aten", [name])
+    with pytest.raises(OptionError, match=r"give \['add.Tensor'\]"):
+        eager_ops.enable("aten", "add.Tensor")
+    for ns, name in (("../aten", "add"), ("aten", "../add"), ("aten", "a/b"), ("", "add")):
+        given: Any = (ns, name, "cpu", False, add, (X, Y), {})
+        with pytest.raises(OptionError, match="no operator is called"):
+            stator.aoti_compile_with_persistent_cache(*given, options={"cache_dir": tmp_path})
 
 
 REFUSED = {
@@ -266,6 +273,7 @@ REFUSED = {
     "unbind_copy.int": r"returns List\[Tensor\]",
     "_foreach_sqrt": r"returns List\[Tensor\]",
     "equal": "returns bool",
+    "add": "name its overload",
 }
 
 
@@ -528,7 +536,37 @@ def test_a_cache_that_fails_does_not_fail_the_operator(
 
 
 def test_errors_are_eagers(enabled: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with pytest.raises(RuntimeError, match="must match"):
-            torch.randn(3) + torch.randn(4)
+    with pytest.raises(RuntimeError, match="must match"):
+        torch.randn(3) + torch.randn(4)
+
+
+def test_an_operator_without_a_kernel_runs_as_before(tmp_path: Path) -> None:
+    x = torch.randn(4, dtype=torch.complex64)
+    expected = (x.exp(), x * x)
+    eager_ops.enable("aten", ["exp", "mul.Tensor"], options={"cache_dir": tmp_path})
+    try:
+        with pytest.warns(StatorWarning, match="no kernel for them but torch's own"):
+            first = (x.exp(), x * x)
+        assert kernels_of("exp") == kernels_of("mul.Tensor") == 0
+        torch.testing.assert_close([first, (x.exp(), x * x)], [expected] * 2)
+    finally:
+        eager_ops.disable()
+
+
+def test_what_a_kernel_calls_is_torchs_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = read_package
+
+    def silent(path: Path) -> Any:
+        found = read(path)
+        return replace(found, manifest={**found.manifest, "calls": []})
+
+    monkeypatch.setattr(eager_ops, "read_package", silent)
+    x = torch.randn(4, dtype=torch.complex64)
+    expected = x.exp()
+    eager_ops.enable("aten", ["exp"], options={"cache_dir": tmp_path})
+    try:
+        found = [x.exp() for _ in range(3)]  # it comes back to the operator, and ends there
+        assert kernels_of("exp") == 1
+    finally:
+        eager_ops.disable()
+    torch.testing.assert_close(found, [expected] * 3)

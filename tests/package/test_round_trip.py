@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -110,6 +111,39 @@ def test_sizes_that_vary(built: Callable[[str], Path]) -> None:
     for size in (0, 1, 65):
         with pytest.raises(ValueError, match=rf"size {size} in dimension 0.* 2 to 64"):
             loaded(torch.randn(size, 8))
+
+
+def test_a_size_without_a_bound_is_so_many_or_more(tmp_path: Path) -> None:
+    batch, wishes = torch.export.Dim("batch"), {"output_path": tmp_path / "m.pt2", "levels": (1,)}
+    path = stator.aot_compile(
+        torch.nn.ReLU(), (torch.ones(4),), dynamic_shapes=({0: batch},), options=wishes
+    )
+    with pytest.raises(ValueError, match="size 1 in dimension 0, and it was built for 2 or more"):
+        stator.load(path)(torch.ones(1))
+
+
+class Doubled(torch.nn.Module):
+    """Writes to its input."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Twice, in place."""
+        return x.mul_(2)
+
+
+def test_autograd_knows_what_was_written_to(tmp_path: Path) -> None:
+    x, weight = torch.ones(3), torch.ones(3, requires_grad=True)
+    path = stator.aot_compile(Doubled(), (x,), options={"output_path": tmp_path / "m.pt2"})
+    product = weight * x
+    assert stator.load(path)(x) is x
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()
+
+
+def test_an_input_that_is_written_to_must_lie_as_the_example(tmp_path: Path) -> None:
+    x, path = torch.ones(3, 4), tmp_path / "m.pt2"
+    loaded = stator.load(stator.aot_compile(Doubled(), (x,), options={"output_path": path}))
+    with pytest.raises(ValueError, match="input 0, x: the program writes to it, and it lies othe"):
+        loaded(torch.ones(4, 3).t())
 
 
 def test_inputs_that_lie_otherwise(built: Callable[[str], Path]) -> None:
@@ -257,6 +291,29 @@ def test_gradients_are_not_recorded(built: Callable[[str], Path]) -> None:
     assert torch.is_grad_enabled()
 
 
+def test_sizes_that_follow_from_values_are_refused_by_line(tmp_path: Path) -> None:
+    class Found(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            """Twice what is positive."""
+            return x[x > 0] * 2
+
+    path = tmp_path / "found.pt2"
+    with pytest.raises(Unsupported, match=r"test_round_trip.py:\d+: .* follows from values"):
+        stator.aot_compile(Found(), (torch.randn(5),), options={"output_path": path})
+
+
+def test_a_number_of_data_scales_within_a_library(tmp_path: Path) -> None:
+    class Scaled(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            """Times the largest."""
+            return x * x.max().item()
+
+    x, path = torch.randn(5), tmp_path / "scaled.pt2"
+    loaded = stator.load(stator.aot_compile(Scaled(), (x,), options={"output_path": path}))
+    for given in (x, x + 1):
+        torch.testing.assert_close(loaded(given), given * given.max())
+
+
 def test_what_cannot_be_a_library_is_refused(tmp_path: Path) -> None:
     class Many(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -269,11 +326,24 @@ def test_what_cannot_be_a_library_is_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_class_that_no_file_can_name_is_refused(tmp_path: Path) -> None:
+    class Sorted(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            """Torch's own class."""
+            return torch.sort(x)
+
+    for build in (stator.aot_compile, stator.aot_compile_joint):
+        with pytest.raises(Unsupported, match=r"its results are nested .*return_types\.sort"):
+            build(Sorted(), (torch.randn(3),), options={"output_path": tmp_path / "m.pt2"})
+
+
 def test_options_of_its_own(tmp_path: Path) -> None:
     x = (torch.randn(5, 8),)
     for wishes, message in (
         ({"output_path": tmp_path / "model.zip"}, "ends in .pt2"),
         ({"output_path": tmp_path / "a.pt2", "levels": (2,)}, "levels cannot be"),
+        ({"output_path": tmp_path / "a.pt2", "levels": 3}, "levels cannot be 3"),
+        ({"output_path": tmp_path / "a.pt2", "levels": (3.0,)}, "levels cannot be"),
         ({"output_path": tmp_path / "a.pt2", "freezin": True}, "unknown option"),
     ):
         with pytest.raises(OptionError, match=message):

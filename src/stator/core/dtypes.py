@@ -106,6 +106,11 @@ def scalar_type(dtype: torch.dtype) -> int:
     return _SCALAR_TYPES[dtype]
 
 
+def has_number(dtype: torch.dtype) -> bool:
+    """Whether we know a type's number in C++: not those of quantised elements."""
+    return dtype in _SCALAR_TYPES
+
+
 def scalar_names() -> list[str]:
     """The names of types, at their numbers."""
     names = {number: str(dtype).removeprefix("torch.") for dtype, number in _SCALAR_TYPES.items()}

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import linecache
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any
 
-_numbers = itertools.count()
 _LITERALS = (bool, int, str, type(None))
 
 
@@ -57,8 +56,9 @@ class Source:
     def load(self, label: str) -> dict[str, Any]:
         """Run the text; `label` names it in tracebacks."""
         text = "\n".join(self.lines) + "\n"
-        file = f"<stator {label} {next(_numbers)}>"
-        # Kept in the line cache, so that a traceback shows the generated line.
+        file = f"<stator {label} {sha256(text.encode()).hexdigest()[:16]}>"
+        # Kept in the line cache, so that a traceback shows the generated line; once for each text,
+        # however often it is loaded.
         linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
         space = dict(self.names)
         exec(compile(text, file, "exec"), space)

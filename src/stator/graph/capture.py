@@ -19,6 +19,7 @@ from stator.torch_api import (
     HigherOrderOperator,
     autograd_function_apply,
     detect_fake_mode,
+    pytree,
     rebind_unbacked,
     sets_grad_mode,
 )
@@ -28,6 +29,9 @@ _NOT_THE_USERS: Final = tuple(
     f"{folder}{os.sep}" for folder in (Path(__file__).parents[1], Path(torch.__file__).parent)
 )
 
+# Torch makes oneDNN's LSTM of one whose input asks for no gradient, as if no weight did: without
+# gradients being recorded that keeps nothing for a backward.
+_LSTM: Final = frozenset({torch.lstm, torch.ops.aten.lstm.input})
 _BUDGET: Final = "_region_activation_memory_budget"  # where torch notes it, from 2.13 on
 
 
@@ -135,10 +139,19 @@ class _Runner(fx.Interpreter):
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         """A torch.autograd.Function of the user's keeps what it saves differentiable."""
+        if target in _LSTM and _asks_for_gradients(args):
+            args = (args[0].detach().requires_grad_(), *args[1:])
         if target is not autograd_function_apply:
             return super().call_function(target, args, kwargs)
         forward, backward, *arguments = args
         return _UserFunction.apply(forward, _in_any_grad_mode(backward), kwargs, *arguments)
+
+
+def _asks_for_gradients(arguments: tuple[Any, ...]) -> bool:
+    """Whether some tensor behind the first asks for a gradient, and the first does not."""
+    leaves = pytree.tree_leaves(arguments[1:])
+    asks = any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves)
+    return asks and torch.is_grad_enabled() and not arguments[0].requires_grad
 
 
 def _in_any_grad_mode(backward: fx.GraphModule) -> fx.GraphModule:

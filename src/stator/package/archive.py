@@ -29,6 +29,9 @@ MANIFEST: Final = "extra/stator.json"
 MODEL: Final = "data/aotinductor/model"
 LIBRARY: Final = f"{MODEL}/model.wrapper"  # .so, or object files; torch's loader wants that name
 WEIGHTS: Final = f"{LIBRARY}.weights"
+# Of a package for training: what its wrappers need to know, and its two libraries.
+FACTS: Final = "extra/facts"
+STEMS: Final = {"forward": "data/stator/forward", "backward": "data/stator/backward"}
 # What a library needs, by the kind of device that it is for.
 NEEDED: Final = {
     "cpu": ("libtorch_cpu.so",),

@@ -66,6 +66,7 @@ def finish_archive(
         "outputs": list(library.outputs),
         "written": [number for number, is_written in enumerate(library.written) if is_written],
         "constants": constants_told(library.code.blob.held),
+        "calls": list(library.calls),
     }
     package.finish(manifest, files)
 

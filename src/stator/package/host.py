@@ -21,6 +21,8 @@ from stator.loops.index import Index
 from stator.loops.ir import Kernel
 from stator.lower.sizes import Shown
 from stator.ops.draws import draw_seed
+from stator.ops.promises import as_promised
+from stator.ops.writes import written
 from stator.package.conditions import Condition
 from stator.runtime.memory import Memory
 from stator.runtime.native.calls import Calls
@@ -39,6 +41,7 @@ from stator.runtime.native.values import (
 )
 from stator.runtime.plan import ALIGNED, Allocation, Call, Launch, Plan, Require
 
+_SIZES: Final = (torch.ops.aten.sym_size.int, torch.ops.aten.sym_numel.default)
 _DECLARED: Final = re.compile(r"^(?:declare|define)[^@\n]*@([\w.]+)\(", re.MULTILINE)
 
 
@@ -110,6 +113,7 @@ class _LibraryValues(Values):
     """Values that are handles, all of them."""
 
     constants: Mapping[int, int] = field(default_factory=dict)  # a tensor's id -> its number
+    told: Mapping[str, str] = field(default_factory=dict)  # inputs as messages call them
 
     def without_memory(self, code: str, made: Allocation, slot: int, data: str) -> None:
         """Where a tensor could not be made, the run ends."""
@@ -127,8 +131,9 @@ class _LibraryValues(Values):
         return [f"i32 {DEVICE_TYPES[self.device.type]}", "i32 %device"]
 
     def take(self, name: str, value: Any) -> None:
-        """A constant of the graph."""
-        self.places[name] = Borrowed("%constants", self.constants[id(value)])
+        """A constant of the graph; what takes a function is refused when it is called."""
+        if isinstance(value, torch.Tensor):
+            self.places[name] = Borrowed("%constants", self.constants[id(value)])
 
     def _checked_address(self, name: str) -> str:
         frame, place = self.frame, self.places[name]
@@ -148,7 +153,10 @@ class _LibraryValues(Values):
         code = frame.call("i32", "stator_data", f"ptr {handle}", kind, *layout, flag, f"ptr {data}")
         with frame.unless(frame.is_zero(code)):
             if name in self.written & self.callers:
-                self.refuse(f"{name} is written to, and lies otherwise than it was built for")
+                self.refuse(
+                    f"{self.told.get(name, name)}: the program writes to it, and it lies otherwise "
+                    "than the example; give one with its strides"
+                )
             else:
                 self._lay_out_at(name, data)
         return self._aligned(name, data)
@@ -214,10 +222,25 @@ class _LibraryCalls(Calls):
             source = places[call.args[0].name]
             assert isinstance(source, Parts), "it was looked at"
             places[call.name] = Handle(self.part(source, call.args[1]))
+        elif call.target is as_promised:
+            self._hold_to_promise(call)
         elif call.symbol is not None and self.is_passable(call):
             self.shim(call, call.symbol)
         else:
             self._dispatched(call)
+
+    def _hold_to_promise(self, call: Call) -> None:
+        """Another handle on a tensor, which has the sizes that were foretold."""
+        frame, (value, sizes, operator_name) = self.frame, call.args
+        handle = self.values.handle(value.name)
+        known = frame.numbers([-1 if size is None else size for size in sizes])
+        told = [f"ptr {handle}", f"ptr {frame.text(operator_name)}"]
+        told += [f"i64 {len(sizes)}", f"ptr {known}"]
+        _insist(frame, frame.call("i32", "stator_check_promise", *told))
+        slot = frame.new_handle()
+        own = [f"ptr {handle}", f"ptr {frame.handle_at(slot)}"]
+        frame.require_memory(frame.is_zero(frame.call("i32", "aoti_torch_new_tensor_handle", *own)))
+        self.values.places[call.name] = Handle(slot)
 
     def check(self, code: str, call: Call, slots: Sequence[Slot]) -> None:
         """What fails ends the run."""
@@ -241,12 +264,16 @@ class _LibraryCalls(Calls):
 
     def _dispatched(self, call: Call) -> None:
         call = _in_torchs_words(call)
-        reason = why_not_dispatched(call)
+        reason, called = why_not_dispatched(call), call.called
+        if call.target is written:
+            reason, called = "it writes to its arguments", str(call.args[0])
+        elif call.target in _SIZES:
+            reason = "it asks for a size that follows from values of tensors"
         if reason is not None:
             where = f", {call.line}" if call.line else ""
             raise Unsupported(
                 "package",
-                f"{call.called}{where}: {reason}",
+                f"{called}{where}: {reason}",
                 hint="a library calls it without Python; compile the model without it, or replace "
                 "it by other operators",
             )
@@ -274,6 +301,8 @@ class _LibraryHost(Host):
         callers = frozenset(self.plan.inputs)
         self.values = _LibraryValues(self.frame, self.plan.layouts, written, callers)
         self.values.constants = self.signature.added
+        inputs = enumerate(self.signature.inputs.items())
+        self.values.told = {name: f"input {i}, {given.name}" for i, (name, given) in inputs}
         self.values.device, self.values.loose = self.plan.device, self.plan.loose
         self.guard = "%guard" if self.plan.on_gpu else ""
         words = enumerate(made_once(self.plan), 2 * self.signature.count)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import fx
@@ -18,7 +18,7 @@ from stator.core.torch_types import Flat
 from stator.errors import Unsupported
 from stator.graph.edit import EXTRAS
 from stator.lower.sizes import Sizes
-from stator.package.archive import PAGE, PackageWriter
+from stator.package.archive import FACTS, PAGE, STEMS, PackageWriter
 from stator.package.blob import Blob
 from stator.package.build import (
     arguments_told,
@@ -30,12 +30,10 @@ from stator.package.build import (
 from stator.package.conditions import conditions_of
 from stator.package.library import Code, Targets, input_of, sizes_of, write_code
 from stator.package.planned import Planned
-from stator.package.program import Exported, refuse_conditions
+from stator.package.program import PARAMETER, Exported, condition_count, refuse_conditions
 from stator.package.tables import Names
-from stator.torch_api import guard_count, pytree, size_expression
+from stator.torch_api import size_expression
 
-FACTS: Final = "extra/facts"
-STEMS: Final = {"forward": "data/stator/forward", "backward": "data/stator/backward"}
 PlanGraph = Callable[[fx.GraphModule, str], Planned]
 
 
@@ -72,7 +70,7 @@ def compile_joint(
     """Both libraries; `run` runs the exported graph, `plan` plans a half, `put` takes weights."""
     state = Blob(put)
     state.add(list(exported.constants.values()))
-    guards = guard_count(exported.mode)
+    guards = condition_count(exported.mode)
     with torch.enable_grad():
         fakes = exported.leaves()
         traced, halves = trace_and_cut(exported.flat(run), fakes, exported.mode, tools)
@@ -220,12 +218,11 @@ def finish_joint(
     files = {FACTS: to_bytes((joint.facts, joint.backward), ())}
     for name, part in joint.parts.items():
         files |= library_files(STEMS[name], part.code, linker)
-    spec = exported.program.call_spec
     manifest = {
         **manifest_of(targets),
         "kind": "joint",
-        "in_spec": pytree.treespec_dumps(spec.in_spec),
-        "out_spec": pytree.treespec_dumps(spec.out_spec),
+        "in_spec": exported.forms[0],
+        "out_spec": exported.forms[1],
         "inputs": [
             input_told(input_of(name, exported.fakes[place], joint.sizes))
             for place, name in exported.names.items()
@@ -249,7 +246,7 @@ def finish_joint(
 def _tensors(exported: Exported) -> list[list[Any]]:
     """For each tensor that the program takes: an input, or a constant and whether it trains.
 
-    One that is "hidden" is no part of the model's state.
+    A constant is a "parameter", other "state", or "hidden": no part of the model's state.
     """
     told: list[list[Any]] = []
     for place in range(len(exported.fakes)):
@@ -257,5 +254,7 @@ def _tensors(exported: Exported) -> list[list[Any]]:
         if held is None:
             told.append(["input", exported.names[place], False])
         else:
-            told.append(["state" if held.is_state else "hidden", held.name, held.trains])
+            other = "state" if held.is_state else "hidden"
+            kind = "parameter" if held.kind == PARAMETER else other
+            told.append([kind, held.name, held.trains])
     return told

@@ -98,6 +98,7 @@ silent:
 @dims_format = text "input %ld, %s: %ld dimensions, and it was built for %ld"
 @size_format = text "input %ld, %s: size %ld in dimension %ld, and it was built for %ld"
 @range_format = text "input %ld, %s: size %ld in dimension %ld, and it was built for %ld to %ld"
+@least_format = text "input %ld, %s: size %ld in dimension %ld, and it was built for %ld or more"
 
 @kind_format = text "input %ld, %s: it is on %s, and it was built for %s; move it there first"
 @place_format = text "input %ld, %s: it is on cuda:%d, and the program was loaded on cuda:%d; move it there first"
@@ -213,6 +214,50 @@ good:
   ret i32 0
 }
 
+@promised_dims_format = text "%s returned a tensor of %ld dimensions, and its fake implementation said %ld: correct that one (torch.library.register_fake)"
+@promised_size_format = text "%s returned a tensor of size %ld in dimension %ld, and its fake implementation said %ld: correct that one (torch.library.register_fake)"
+
+; Whether an operator of the user's returned the sizes (-1: any) that it had promised.
+define internal i32 @stator_check_promise(ptr %tensor, ptr %operator, i64 %dims, ptr %sizes) {
+entry:
+  %word = alloca i64
+  %list_at = alloca ptr
+  call i32 @aoti_torch_get_dim(ptr %tensor, ptr %word)
+  %its_dims = load i64, ptr %word
+  %same_dims = icmp eq i64 %its_dims, %dims
+  br i1 %same_dims, label %look, label %other_dims
+other_dims:
+  %room = call ptr @room_for_text()
+  call i32 (ptr, i64, ptr, ...) @snprintf(ptr %room, i64 2048, ptr @promised_dims_format, ptr %operator, i64 %its_dims, i64 %dims)
+  ret i32 1
+look:
+  call i32 @aoti_torch_get_sizes(ptr %tensor, ptr %list_at)
+  %list = load ptr, ptr %list_at
+  br label %head
+head:
+  %i = phi i64 [ 0, %look ], [ %j, %next ]
+  %more = icmp slt i64 %i, %dims
+  br i1 %more, label %body, label %good
+body:
+  %want_at = getelementptr i64, ptr %sizes, i64 %i
+  %have_at = getelementptr i64, ptr %list, i64 %i
+  %want = load i64, ptr %want_at
+  %have = load i64, ptr %have_at
+  %any = icmp slt i64 %want, 0
+  %same = icmp eq i64 %want, %have
+  %fits = or i1 %any, %same
+  br i1 %fits, label %next, label %other_size
+next:
+  %j = add i64 %i, 1
+  br label %head
+other_size:
+  %other_room = call ptr @room_for_text()
+  call i32 (ptr, i64, ptr, ...) @snprintf(ptr %other_room, i64 2048, ptr @promised_size_format, ptr %operator, i64 %have, i64 %i, i64 %want)
+  ret i32 1
+good:
+  ret i32 0
+}
+
 ; Whether a size that may vary is one of those that the program was built for.
 define internal i32 @stator_check_size(ptr %tensor, i64 %number, ptr %name, i64 %dim, i64 %low, i64 %high) {
   %list_at = alloca ptr
@@ -229,7 +274,9 @@ fine:
 bad:
   %room = call ptr @room_for_text()
   %one = icmp eq i64 %low, %high
-  %format = select i1 %one, ptr @size_format, ptr @range_format
+  %unbounded = icmp sge i64 %high, 4611686018427387904
+  %several = select i1 %unbounded, ptr @least_format, ptr @range_format
+  %format = select i1 %one, ptr @size_format, ptr %several
   call i32 (ptr, i64, ptr, ...) @snprintf(ptr %room, i64 2048, ptr %format, i64 %number, ptr %name, i64 %have, i64 %dim, i64 %low, i64 %high)
   ret i32 1
 }

@@ -32,9 +32,9 @@ from stator.package.tables import (
     runtime_text,
     tables_text,
 )
-from stator.runtime.plan import Call
+from stator.runtime.plan import Call, Step
 from stator.runtime.plan import Constant as ConstantStep
-from stator.torch_api import pytree, size_bounds
+from stator.torch_api import OpOverload, size_bounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,7 @@ class Library:
     given: tuple[Any, ...]  # arguments of the program: TENSOR, or what it was built for
     outputs: tuple[Any, ...]  # of the program: places among the library's, or constants
     written: tuple[bool, ...]  # for each input
+    calls: tuple[str, ...]  # operators that it calls through torch's dispatcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,13 @@ def write_library(
     changed = {name for step in plan.steps for name in step.writes}
     written = tuple(name in changed for name in inputs)
     given = tuple(inputs.values())
-    return Library(code, names, given, exported.arguments, graph.outputs, written)
+    calls = tuple(sorted(_dispatched(numbers_as_tensors(plan).steps)))
+    return Library(code, names, given, exported.arguments, graph.outputs, written, calls)
+
+
+def _dispatched(steps: Sequence[Step]) -> set[str]:
+    calls = [step.target for step in steps if isinstance(step, Call) and step.symbol is None]
+    return {target.name() for target in calls if isinstance(target, OpOverload)}
 
 
 def write_code(
@@ -103,7 +110,8 @@ def write_code(
     and what sizes must obey.
     """
     plan, (inputs, numbers, conditions) = numbers_as_tensors(planned.plan), signature
-    added = [step.value for step in plan.steps if isinstance(step, ConstantStep)]
+    held = [step.value for step in plan.steps if isinstance(step, ConstantStep)]
+    added = [value for value in held if isinstance(value, torch.Tensor)]  # others are functions
     own = blob.add([_added(i, value) for i, value in enumerate(added)])
     places = {kernel: number for number, kernel in enumerate(plan.entries)}
     levels, capability, device = targets.levels, targets.capability, targets.device
@@ -232,11 +240,9 @@ def input_of(name: str, value: torch.Tensor, sizes: Sizes) -> Input:
 
 
 def _names(exported: Exported, inputs: dict[str, Input], graph: Graph) -> Names:
-    spec = exported.program.call_spec
     count = sum(isinstance(place, int) for place in graph.outputs)
     return Names(
         [given.name for given in inputs.values()],
         [f"output_{number}" for number in range(count)],
-        pytree.treespec_dumps(spec.in_spec),
-        pytree.treespec_dumps(spec.out_spec),
+        *exported.forms,
     )

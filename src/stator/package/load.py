@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from torch.autograd.graph import increment_version
 
 from stator.errors import PackageError
 from stator.package.archive import FORMAT, LIBRARY, Package, own_version, read_package
@@ -206,7 +207,11 @@ class Model:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the model returns."""
-        return self._form.results(self._container.run(self._form.tensors(args, kwargs)))
+        tensors = self._form.tensors(args, kwargs)
+        found = self._container.run(tensors)
+        if self._form.written:  # autograd is to know: it may have saved them
+            increment_version([tensors[number] for number in self._form.written])
+        return self._form.results(found)
 
     def constants(self) -> dict[str, torch.Tensor]:
         """Copies of the constants that calls read now, by name."""

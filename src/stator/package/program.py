@@ -20,13 +20,22 @@ from stator.aot.graphs import facts_of
 from stator.aot.metadata import Mutation, OutputFact, Program, Source
 from stator.aot.subclasses import PLAIN
 from stator.aot.views import View
+from stator.core.dtypes import has_number
 from stator.core.torch_types import Flat
 from stator.errors import Unsupported
-from stator.torch_api import FakeTensorMode, guard_count, size_conditions
+from stator.torch_api import (
+    FakeTensorMode,
+    guard_count,
+    pytree,
+    size_conditions,
+    size_expression,
+    size_hint,
+)
 
 _LIFTED: Final = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 _WRITTEN: Final = ("BUFFER_MUTATION", "USER_INPUT_MUTATION", "PARAMETER_MUTATION")
 TENSOR: Final = object()
+PARAMETER: Final = 1  # a kind of constant
 aten: Final = torch.ops.aten
 
 
@@ -55,6 +64,7 @@ class Exported:
     fixed: list[Any] = field(default_factory=list)  # all inputs; TENSOR stands for a tensor
     asking: set[int] = field(default_factory=set)  # what the caller gives and wants a gradient of
     conditions: list[Any] = field(default_factory=list)  # on sizes, as sympy says them
+    forms: tuple[str, str] = ("", "")  # how arguments and results are nested
 
     @property
     def arguments(self) -> tuple[Any, ...]:
@@ -74,11 +84,17 @@ class Exported:
             found._take(spec, value)
         conditions = size_conditions(found.mode, program)
         found.conditions = [one for one in conditions if str(one) != "True"]
+        spec = program.call_spec
+        found.forms = (_text(spec.in_spec, "arguments"), _text(spec.out_spec, "results"))
         return found
 
     def _take(self, spec: Any, value: Any) -> None:
         name = spec.arg.name
         if isinstance(value, torch.Tensor):
+            if not has_number(value.dtype):
+                told = f"{spec.target or name} is of {value.dtype}, as no tensor of a library is"
+                raise Unsupported("package", told)
+            _set_apart_0_and_1(value)
             place = len(self.fakes)
             self.fakes.append(value)
             self.fixed.append(TENSOR)
@@ -87,7 +103,7 @@ class Exported:
             kind = _LIFTED.index(spec.kind) + 1
             device = value.device.type
             value = self._lifted(spec)
-            trains = value.requires_grad and kind == 1
+            trains = value.requires_grad and kind == PARAMETER
             target = str(spec.target)
             is_state = target in self.program.state_dict
             found = Constant(target, value.detach(), kind, trains, device, is_state)
@@ -158,6 +174,28 @@ class Exported:
         return program
 
 
+def _set_apart_0_and_1(value: torch.Tensor) -> None:
+    """Let sizes that vary be 2 or more, as torch.export took them: a saved program forgets that."""
+    for size in value.size():
+        symbol = size_expression(size) if isinstance(size, torch.SymInt) else None
+        if symbol is None or not symbol.is_Symbol or (size_hint(size) or 0) < 2:
+            continue
+        spans = size.node.shape_env.var_to_range
+        if spans[symbol].lower < 2 <= spans[symbol].upper:
+            spans[symbol] = type(spans[symbol])(2, spans[symbol].upper)
+
+
+def _text(spec: Any, what: str) -> str:
+    try:
+        return str(pytree.treespec_dumps(spec))
+    except (NotImplementedError, TypeError) as error:  # torch knows no text for a class
+        raise Unsupported(
+            "package",
+            f"how its {what} are nested cannot be written down: {error}",
+            hint="use tuples, lists and dicts, or register the class with a serialized_type_name",
+        ) from error
+
+
 @dataclass(frozen=True, slots=True)
 class Graph:
     """A graph whose outputs are the library's, and what outputs are no tensors."""
@@ -169,7 +207,7 @@ class Graph:
 
 def library_graph(exported: Exported, run: Flat, tools: Tools) -> Graph:
     """Trace and finish the program, whose graph `run` runs."""
-    guards = guard_count(exported.mode)
+    guards = condition_count(exported.mode)
     with torch.no_grad():
         function = exported.flat(run)
         given = (function, exported.fakes, exported.mode, tools)
@@ -181,9 +219,15 @@ def library_graph(exported: Exported, run: Flat, tools: Tools) -> Graph:
             return _Finish(halves.forward, program).graph()
 
 
+def condition_count(mode: FakeTensorMode) -> int:
+    """How many conditions on sizes were met; that a size of data has another name is none."""
+    env = mode.shape_env
+    return guard_count(mode) - (0 if env is None else len(env.unbacked_renamings))
+
+
 def refuse_conditions(mode: FakeTensorMode, guards: int) -> None:
     """Refuse a trace that made conditions about sizes, beyond those that there were."""
-    if guard_count(mode) != guards:
+    if condition_count(mode) != guards:
         raise Unsupported(
             "package",
             "its sizes were found to obey conditions that torch.export does not know of",

@@ -13,8 +13,7 @@ from stator.aot.metadata import Facts
 from stator.cache.codec import from_bytes
 from stator.core.torch_types import Boxed, Flat
 from stator.errors import PackageError, Unsupported
-from stator.package.archive import Package
-from stator.package.joint import FACTS, STEMS
+from stator.package.archive import FACTS, STEMS, Package
 from stator.package.load import Form
 from stator.package.native import Container
 
@@ -35,6 +34,10 @@ class Trainable(torch.nn.Module):
         runs = {name: _run_of(package, name) for name in STEMS}
         backward = _Backward(BackwardGraph(runs["backward"], stored.tangents, stored.like))
         self._call = assemble(_no_more, facts, runs["forward"], backward, _Refusing())
+        pairs = zip(self.manifest["tensors"], facts.program.inputs, strict=True)
+        self._asked = [
+            (name, fact.requires_grad) for (kind, name, _), fact in pairs if kind == "input"
+        ]
         self._take_state(package)
 
     def _take_state(self, package: Package) -> None:
@@ -49,7 +52,8 @@ class Trainable(torch.nn.Module):
             if key not in made:
                 raw = package.file.read(package.start + told["offset"], told["bytes"])
                 value = _tensor(told, raw)
-                made[key] = torch.nn.Parameter(value) if trains else value
+                is_parameter = trains or kind == "parameter"  # earlier packages do not say it
+                made[key] = torch.nn.Parameter(value, trains) if is_parameter else value
             _put(self, name, made[key], is_state=kind == "state")
 
     def train(self, mode: bool = True) -> Trainable:
@@ -66,12 +70,24 @@ class Trainable(torch.nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the program returns, for autograd to go on with."""
-        given = iter(self._form.tensors(args, kwargs))
+        inputs = self._form.tensors(args, kwargs)
+        if torch.is_grad_enabled():
+            self._refuse_lost_gradients(inputs)
+        given = iter(inputs)
         tensors = [
             next(given, None) if kind == "input" else _get(self, name)
             for kind, name, _ in self.manifest["tensors"]
         ]
         return self._form.results(self._call(*tensors))
+
+    def _refuse_lost_gradients(self, inputs: Sequence[torch.Tensor]) -> None:
+        """What an input is computed of would not train, and nobody would know."""
+        for (name, asked), one in zip(self._asked, inputs, strict=True):
+            if one.requires_grad and not asked:
+                raise ValueError(
+                    f"input {name} asks for a gradient, and {self.path.name} was built without it; "
+                    f"build it of an example that asks, or give {name}.detach()"
+                )
 
 
 def _tensor(told: dict[str, Any], raw: bytearray) -> torch.Tensor:

@@ -75,7 +75,7 @@ def timed(call: Callable[[], Any], seconds: float, tick: Callable[[float], None]
     start = time.perf_counter()
     while len(calls) < 3 or time.perf_counter() - start < seconds:
         calls.append(_one(call))
-        tick(min(1.0, (time.perf_counter() - start) / seconds))
+        tick(min(1.0, (time.perf_counter() - start) / max(seconds, 1e-9)))
     return Timed(first, tuple(calls))
 
 

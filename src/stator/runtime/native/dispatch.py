@@ -14,11 +14,12 @@ from typing import Any, Final
 import torch
 from torch import fx
 
-from stator.core.dtypes import scalar_type
+from stator.core.dtypes import has_number, scalar_type
 from stator.runtime.native.frame import Frame
 from stator.runtime.native.values import DEVICE_TYPES, Values
 from stator.runtime.plan import Call
 from stator.torch_api import (
+    HigherOrderOperator,
     OpOverload,
     given_arguments,
     out_variant,
@@ -34,7 +35,8 @@ _FITS: Final[Mapping[str, Callable[[Any], bool]]] = {
     "float": lambda value: isinstance(value, float | int),
     "bool": lambda value: isinstance(value, bool),
     "str": lambda value: isinstance(value, str),
-    "ScalarType": lambda value: isinstance(value, torch.dtype),
+    # The default of a schema is a number already: `randperm`'s, for one.
+    "ScalarType": lambda value: isinstance(value, int) or has_number(value),
     "Device": lambda value: isinstance(value, torch.device) and value.type in DEVICE_TYPES,
     "Layout": lambda value: value is torch.strided,
     "MemoryFormat": lambda value: isinstance(value, torch.memory_format),
@@ -49,12 +51,14 @@ _FORMATS: Final = {
 _NUMBERS: Final[Mapping[str, Callable[[Any], int]]] = {
     "bool": int,
     "float": lambda value: int(struct.unpack("<q", struct.pack("<d", float(value)))[0]),
-    "ScalarType": scalar_type,
+    "ScalarType": lambda value: value if isinstance(value, int) else scalar_type(value),
 }
 
 
 def why_not_dispatched(call: Call) -> str | None:
     """None if the dispatcher can be given this call; otherwise the reason."""
+    if isinstance(call.target, HigherOrderOperator):
+        return "it takes functions"
     if not isinstance(call.target, OpOverload):
         return "it is a Python function"
     target = out_variant(call.target) if call.out is not None else call.target
