@@ -134,7 +134,8 @@ def _copies(given: Given) -> dict[int, Tensor]:
             copies[key] = value.detach().to(weight.device, copy=True)
             continue
         if (place := (*_lie(weight), id(value))) not in found:
-            found[place] = _laid_as(weight).copy_(value.detach())
+            with torch.inference_mode(weight.is_inference()):  # with other data it would be neither
+                found[place] = _laid_as(weight).copy_(value.detach())
         copies[key] = found[place]
     return copies
 

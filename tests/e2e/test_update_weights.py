@@ -116,10 +116,24 @@ def test_what_has_no_weights_is_refused() -> None:
         stator.update_weights(two_layers(), given)
 
 
+@torch.no_grad()
+def test_weights_of_inference_mode_stay_such() -> None:
+    """Torch refuses others that count no writes."""
+    with torch.inference_mode():
+        net = two_layers()
+    other = two_layers()
+    run = frozen(net)
+    run(X)
+    stator.update_weights(run, other.state_dict())
+    assert all(weight.is_inference() for weight in net.parameters())
+    close(run(X), other(X))
+    close(net(X), other(X))
+
+
 @pytest.mark.parametrize("discard", [False, True])
 @torch.no_grad()
 def test_weights_of_a_subclass_are_given_part_by_part(discard: bool) -> None:
-    """A program takes their parts: those are what it has made constants of."""
+    """A program takes their parts."""
     net, other = two_layers(), two_layers()
     for one in (net, other):
         one[2].weight = nn.Parameter(TwoTensor(torch.randn(256, 256), torch.randn(256, 256)))
