@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import reprlib
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from stator.aot.aliasing import overlapping_groups
+from stator.aot.subclasses import layout_of
 from stator.core.events import Compilation, start_compilation
 from stator.core.fuel import Fuel
 from stator.core.torch_types import Boxed
@@ -26,7 +28,12 @@ from stator.passes.freezing.take_constants import take_constants
 from stator.pipeline import FREEZING, compile_half
 from stator.runtime.constants import Set, making, remake, sets_of
 from stator.runtime.discarded import is_discarded
-from stator.torch_api import TracingContext, is_weight, unset_fake_temporarily
+from stator.torch_api import (
+    TracingContext,
+    is_traceable_wrapper_subclass,
+    is_weight,
+    unset_fake_temporarily,
+)
 
 __all__ = ["freeze", "fw_compiler_freezing", "update_weights"]
 
@@ -54,12 +61,13 @@ def update_weights(compiled: Any, state_dict: Mapping[str, Tensor]) -> None:
             f"a {type(compiled).__name__} has no weights",
             hint="give the module that stator.compile or torch.compile returned",
         )
-    held = {
+    named = {
         **dict(module.named_parameters(remove_duplicate=False)),
         **dict(module.named_buffers(remove_duplicate=False)),
     }
     with making, torch.inference_mode(False), torch.no_grad():
-        given = _with_ties(_pairs(held, state_dict), held)
+        held = {key: part for name, one in named.items() for key, part in _parts(name, one)}
+        given = _with_ties(_pairs(named, state_dict), held)
         affected = sets_of(weight for weight, _ in given.values())
         _check_partners(affected, given, held)
         before = [(weight, weight.data) for weight, _ in given.values() if not is_discarded(weight)]
@@ -126,7 +134,8 @@ def _copies(given: Given) -> dict[int, Tensor]:
             copies[key] = value.detach().to(weight.device, copy=True)
             continue
         if (place := (*_lie(weight), id(value))) not in found:
-            found[place] = _laid_as(weight).copy_(value.detach())
+            with torch.inference_mode(weight.is_inference()):  # with other data it would be neither
+                found[place] = _laid_as(weight).copy_(value.detach())
         copies[key] = found[place]
     return copies
 
@@ -138,24 +147,55 @@ def _laid_as(weight: Tensor) -> Tensor:
 
 
 def _pairs(
-    held: Mapping[str, Tensor], state_dict: Mapping[str, Tensor]
+    named: Mapping[str, Tensor], state_dict: Mapping[str, Tensor]
 ) -> list[tuple[Tensor, Tensor]]:
-    """Weights with their new values, all of them checked."""
+    """Weights with their new values, all of them checked; parts, where a program takes them."""
+    if not isinstance(state_dict, Mapping) or not all(isinstance(key, str) for key in state_dict):
+        raise OptionError(
+            "weights are given by their names",
+            hint="give a state_dict(), or a dictionary of some of its entries",
+        )
     found = []
     for name, value in state_dict.items():
-        own = held.get(name.removeprefix("_orig_mod."))
+        own = named.get(name.removeprefix("_orig_mod."))
         if own is None:
-            close = difflib.get_close_matches(name, held, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"it has {len(held)} others"
+            close = difflib.get_close_matches(name, named, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"it has {len(named)} others"
             raise OptionError(f"the module has no weight {name!r}", hint=hint)
-        if not isinstance(value, Tensor) or value.size() != own.size() or value.dtype != own.dtype:
-            given = f"{value.dtype}{list(value.size())}" if isinstance(value, Tensor) else value
+        if not isinstance(value, Tensor) or _is_meta(value) or _kind(value) != _kind(own):
             raise OptionError(
-                f"weight {name!r} cannot become {given}",
-                hint=f"it is {own.dtype}{list(own.size())}, which programs were compiled for",
+                f"weight {name!r} cannot become {_told(value)}",
+                hint=f"it is {_told(own)}, which programs were compiled for",
             )
-        found.append((own, value))
+        parts = zip(_parts(name, own), _parts(name, value), strict=True)
+        found += [(part, new) for (_, part), (_, new) in parts]
     return found
+
+
+def _parts(name: str, weight: Tensor) -> list[tuple[str, Tensor]]:
+    """A weight by its name; of a tensor of a subclass, as quantised weights are, what is inside."""
+    if not is_traceable_wrapper_subclass(weight):
+        return [(name, weight)]
+    keys, _ = weight.__tensor_flatten__()
+    inner = [(f"{name}.{key}", getattr(weight, key)) for key in keys]
+    return [pair for key, part in inner if isinstance(part, Tensor) for pair in _parts(key, part)]
+
+
+def _kind(weight: Tensor) -> tuple[Any, ...]:
+    parts = [(key, part.size(), part.dtype, part.layout) for key, part in _parts("", weight)]
+    return parts, layout_of(weight)
+
+
+def _is_meta(value: Tensor) -> bool:
+    return bool(value.device.type == "meta")
+
+
+def _told(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return reprlib.repr(value)
+    cls = f" of {type(value).__name__}" if is_traceable_wrapper_subclass(value) else ""
+    laid = "" if value.layout is torch.strided else f", {value.layout}"
+    return f"{value.dtype}{list(value.size())}{cls}{laid}{' on meta' if _is_meta(value) else ''}"
 
 
 def freeze(

@@ -139,6 +139,7 @@ FREEZING: Final[tuple[GraphPass, ...]] = (
     drop_noops,  # the copies that casts leave
     fold_batch_norm,
     fold_binary,  # and batch norms behind what it folds
+    share_subexpressions,  # autocast casts one input for each product that reads it
     join_linears,  # last: what was folded into one of several products is in its weight
 )
 

@@ -18,6 +18,7 @@ from stator.core.events import last_compilation
 from stator.errors import OptionError
 from stator.graph.recipe import Recipe
 from stator.runtime.discarded import Gone
+from tests.aot.two_tensor import TwoTensor
 from tests.passes.freezing.ways import expected_ways
 
 X = torch.randn(5, 256)
@@ -90,6 +91,9 @@ def test_weights_given_before_the_first_call_are_read_by_it() -> None:
         ({"0.weight": torch.zeros(256, 255)}, "float32[256, 256]"),
         ({"0.weight": torch.zeros(256, 256).double()}, "cannot become"),
         ({"0.weight": 3}, "cannot become 3"),
+        ({"0.weight": torch.zeros(256, 256, device="meta")}, "on meta"),
+        ({"0.weight": torch.eye(256).to_sparse()}, "torch.sparse_coo"),
+        ({0: torch.zeros(256, 256)}, "by their names"),
     ],
 )
 def test_wrong_weights_are_refused_and_nothing_changes(given: Any, said: str) -> None:
@@ -107,6 +111,41 @@ def test_wrong_weights_are_refused_and_nothing_changes(given: Any, said: str) ->
 def test_what_has_no_weights_is_refused() -> None:
     with pytest.raises(OptionError, match="has no weights"):
         stator.update_weights(lambda x: x, {})
+    given: Any = None
+    with pytest.raises(OptionError, match="by their names"):
+        stator.update_weights(two_layers(), given)
+
+
+@torch.no_grad()
+def test_weights_of_inference_mode_stay_such() -> None:
+    """Torch refuses others that count no writes."""
+    with torch.inference_mode():
+        net = two_layers()
+    other = two_layers()
+    run = frozen(net)
+    run(X)
+    stator.update_weights(run, other.state_dict())
+    assert all(weight.is_inference() for weight in net.parameters())
+    close(run(X), other(X))
+    close(net(X), other(X))
+
+
+@pytest.mark.parametrize("discard", [False, True])
+@torch.no_grad()
+def test_weights_of_a_subclass_are_given_part_by_part(discard: bool) -> None:
+    """A program takes their parts."""
+    net, other = two_layers(), two_layers()
+    for one in (net, other):
+        one[2].weight = nn.Parameter(TwoTensor(torch.randn(256, 256), torch.randn(256, 256)))
+    run = frozen(net, discard_parameters=discard)
+    run(X)
+    state, expected = other.state_dict(), other(X)
+    with pytest.raises(OptionError, match=r"become torch.float32\[256, 256\]\n.* of TwoTensor"):
+        stator.update_weights(run, {"2.weight": torch.zeros(256, 256)})
+    stator.update_weights(run, state)
+    found = run(X)
+    close(found.first, expected.first)
+    close(found.second, expected.second)
 
 
 @torch.no_grad()

@@ -313,3 +313,23 @@ def test_what_is_not_frozen_says_why(
     assert plain is not None
     assert sum(said in note for note in record.notes) == 1
     assert not any("frozen" in note for note in plain.notes), "nobody asked for it"
+
+
+class Shaped(nn.Module):
+    """A weight whose size alone is read, beside one that is read, or not."""
+
+    def __init__(self, beside: nn.Module) -> None:
+        super().__init__()
+        self.mask, self.beside = nn.Parameter(torch.zeros(256)), beside
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.beside(x) + torch.ones_like(self.mask)
+        return made
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("beside", [nn.Identity(), nn.LayerNorm(256), nn.Linear(256, 256)])
+def test_a_weight_may_be_read_for_its_size_alone(beside: nn.Module, frozen: bool) -> None:
+    net = Shaped(beside)
+    close(compiled(net, freezing=frozen)(X), net(X))

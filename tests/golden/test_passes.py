@@ -19,6 +19,7 @@ from stator.graph.rules import Rule
 from stator.graph.run import Ctx
 from stator.ops.libraries import onednn_linear
 from stator.passes.joint.drop_noops import drop_noops
+from stator.passes.post_grad.share_subexpressions import share_subexpressions
 from stator.patterns import fwd_only, joint_fwd_bwd
 from stator.pipeline import FREEZING
 from stator.rules.all import RULES
@@ -139,7 +140,8 @@ def test_what_passes_leave_alone_and_note_is_as_kept(name: str, update_golden: b
 
 
 def test_every_pass_for_known_weights_has_a_text_of_what_it_leaves_alone() -> None:
-    passes = {pass_.__name__ for pass_ in FREEZING} - {drop_noops.__name__}  # one of every mode
+    of_every_mode = {drop_noops.__name__, share_subexpressions.__name__}
+    passes = {pass_.__name__ for pass_ in FREEZING} - of_every_mode
     packs = {"pack_linear", "pack_convolution", "pack_lstm", "add_into_convolution"}
 
     assert passes | packs | {"fuse_conv_activation"} == set(REFUSING)

@@ -180,3 +180,14 @@ def test_a_weight_shorter_than_a_word_is_looked_at(dtype: torch.dtype) -> None:
     close(run(image), net(image))
     net.weight.data.mul_(3)
     close(run(image), net(image))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("freezing", [False, True])
+def test_a_weight_that_is_turned_in_its_place_is_packed_anew(freezing: bool) -> None:
+    """For another program, as Dynamo looks at strides: no word has changed."""
+    net = nn.Linear(256, 256, bias=False)
+    run = compiled(net, freezing=freezing)
+    close(run(X), net(X))
+    net.weight.data = net.weight.data.t()
+    close(run(X), net(X))

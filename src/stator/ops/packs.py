@@ -111,7 +111,7 @@ def channel_scales(scales: Tensor) -> Tensor:
 
 def same_scale(weight: Tensor, scale: float) -> Tensor:
     """One scale for all of a weight."""
-    return torch.full((1,), scale, device=weight.device)
+    return torch.full((1,), scale, dtype=torch.float32, device=weight.device)
 
 
 def centres(scales: Tensor) -> Tensor:

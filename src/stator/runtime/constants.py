@@ -119,6 +119,10 @@ def _versions(weights: Sequence[Tensor]) -> tuple[int, ...]:
     return tuple(map(_version, weights))
 
 
+def _layouts(weights: Sequence[Tensor]) -> tuple[Any, ...]:
+    return tuple((weight.size(), weight.stride(), weight.dtype) for weight in weights)
+
+
 def _bytes(weight: Tensor) -> int:
     """How many lie behind its first element: all of it, if it has no gaps."""
     room = weight.untyped_storage().nbytes() - weight.storage_offset() * weight.itemsize
@@ -143,12 +147,17 @@ class Made:
 
     tensor: Tensor
     state: State
+    layouts: tuple[Any, ...]  # a program is compiled for one of each, so that it looks at none
 
     @staticmethod
     def of(recipe: Recipe, weights: Sequence[Tensor]) -> Made:
         """Made now."""
         state = State.of(weights)  # before: a write meanwhile is a change since
-        return Made(recipe.make(weights), state)
+        return Made(recipe.make(weights), state, _layouts(weights))
+
+    def is_of(self, weights: Sequence[Tensor]) -> bool:
+        """Whether another program would make the same of `weights` now."""
+        return self.layouts == _layouts(weights) and self.state.is_now(weights)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +191,7 @@ def made(recipe: Recipe, weights: Sequence[Tensor]) -> Made:
     """The constant; the same one for all who ask for the same.  Asked under the lock."""
     key = _key(recipe, weights)
     known = _shelf.get(key)
-    if known is not None and (any(map(is_discarded, weights)) or known.state.is_now(weights)):
+    if known is not None and (any(map(is_discarded, weights)) or known.is_of(weights)):
         return known
     fresh = _shelf[key] = Made.of(recipe, weights)
     return fresh

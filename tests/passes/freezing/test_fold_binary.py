@@ -8,15 +8,16 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+import stator
 from stator.core.fuel import Fuel
 from stator.graph.run import Ctx
 from stator.options import Options
 from stator.passes.freezing.fold_batch_norm import fold_batch_norm
 from stator.passes.freezing.fold_binary import fold_binary
 from stator.passes.joint.drop_noops import drop_noops
-from tests.passes.freezing.accuracy import folded
+from tests.passes.freezing.accuracy import folded, is_as_exact
 from tests.passes.freezing.graphs import rewritten, run_with_constants, with_weights
 
 CONVOLUTION = "aten.convolution.default"
@@ -161,6 +162,26 @@ def test_views_that_keep_channels_may_stand_between() -> None:
         calls, _ = folded(fn, (*IMAGE, CHANNELS), fold_binary)
         assert CONVOLUTION in calls
         assert not {"aten.mul.Tensor", "aten.add.Tensor"} & set(calls)
+
+
+@torch.no_grad()
+def test_views_of_sizes_that_vary_may_stand_between() -> None:
+    """Such sizes are nodes of the graph, which a view reads beside its operand."""
+    torch._dynamo.reset()
+    weight, factor = nn.Parameter(torch.randn(6, 4).bfloat16()), nn.Parameter(torch.randn(6))
+
+    def fn(x: Tensor) -> Tensor:
+        return ((x @ weight.t()) * factor).flatten(0, 1).bfloat16()
+
+    compiled = stator.compile(fn, freezing=True, dynamic=True, strict=True, cache=False)
+    for batch in (2, 3):
+        x = torch.randn(batch, 5, 4).bfloat16()
+        assert is_as_exact(
+            compiled(x), fn(x), (x.double() @ weight.t().double() * factor).flatten(0, 1)
+        )
+    record = stator.last_compilation()
+    assert record is not None
+    assert any(note.endswith("is folded") for note in record.notes)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

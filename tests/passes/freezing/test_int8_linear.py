@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -152,12 +152,26 @@ def test_batches_of_two_dequantised_tensors_say_why() -> None:
     assert "bmm is not int8: its weight" in notes[0]
 
 
+@pytest.fixture
+def usual_dtype(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The type of numbers that have none."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(request.param)
+    yield
+    torch.set_default_dtype(before)
+
+
+@pytest.mark.usefixtures("usual_dtype")
+@pytest.mark.parametrize(
+    "usual_dtype", [torch.float32, torch.float64, torch.bfloat16], indirect=True
+)
 def test_one_scale_for_all_of_the_weight() -> None:
     def product(x: Tensor, w: Tensor, scales: Tensor, b: Tensor) -> Tensor:
         weight = quantized.dequantize_per_tensor.default(w, 0.02, 0, -128, 127, torch.int8)
         return F.linear(dequantized(x), weight, b)
 
-    names, _ = check(product, integers(torch.uint8, 9, 64), *weight_of(48, 64), torch.randn(48))
+    bias = torch.randn(48, dtype=torch.float32)
+    names, _ = check(product, integers(torch.uint8, 9, 64), *weight_of(48, 64), bias)
     assert "onednn.qlinear_pointwise.default" in names
 
 

@@ -15,6 +15,7 @@ from stator.graph.run import Ctx
 from stator.passes.freezing.fold_binary import fold_binary
 from stator.passes.freezing.join_linears import FEW_ROWS, join_linears
 from stator.passes.post_grad.share_subexpressions import share_subexpressions
+from stator.pipeline import FREEZING
 from tests.passes.freezing.accuracy import folded
 from tests.passes.freezing.graphs import rewritten, run_with_constants, with_weights
 
@@ -76,6 +77,17 @@ def test_products_of_one_input_are_joined(fn: Callable[..., Tensor]) -> None:
 
 def test_each_product_may_have_a_view_of_its_own() -> None:
     calls, _ = folded(attention, (X, *WEIGHTS), join_linears)
+    assert products(calls) == 1
+
+
+def test_each_product_may_have_a_cast_of_its_own() -> None:
+    """As under autocast."""
+
+    def gated_in_half(x: Tensor, u: Tensor, v: Tensor, w: Tensor) -> Tensor:
+        first, second = (F.linear(x.bfloat16(), one.bfloat16()) for one in (u, v))
+        return F.silu(first) * second
+
+    calls, _ = folded(gated_in_half, (X, *WEIGHTS), *FREEZING)
     assert products(calls) == 1
 
 

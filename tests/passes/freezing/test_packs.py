@@ -85,6 +85,7 @@ def test_what_is_not_packed_says_why(
         (lambda x, w: torch.baddbmm(w[:, :1], x, w), "no batches of matrices"),
         (lambda x, w: torch.addmm(w[0, 0], x[0], w[1], beta=2), "its parts are scaled"),
         (lambda x, w: torch.addmm(x[0], x[1], w[0]), "what it adds is no row"),
+        (lambda x, w: torch.addmm(w[0, 0, :1], x[1], w[1]), "what it adds is no row"),
     ],
 )
 def test_other_products_with_weights_say_why_they_are_not_packed(

@@ -101,7 +101,7 @@ class Product:
         while len(node.users) == 1:
             if node is self.node:
                 return None
-            (node,) = node.all_input_nodes
+            node = node.args[0]  # whatever sizes a view has, which may be nodes
         return f"others read {node.name}, too"
 
     def why_not_settled(self, settled: Collection[fx.Node]) -> str | None:
@@ -200,7 +200,8 @@ def _is_rounded_behind(result: fx.Node, dtype: torch.dtype, settled: Collection[
         if is_cast(reader):
             return bool(reader.meta["val"].dtype == dtype)
         others = [one for one in reader.all_input_nodes if one is not node]
-        if reader.target not in links or any(one not in settled for one in others):
+        is_settled = reader.target in VIEWS or all(one in settled for one in others)
+        if reader.target not in links or not is_settled:
             return False
         node = reader
     return False

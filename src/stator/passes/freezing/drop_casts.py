@@ -113,16 +113,17 @@ def drop(trip: Trip, ctx: Ctx) -> str | None:
     """Write the moves anew, without casts around them; the reason, if they may not."""
     builder = Builder(trip.back.graph, trip.back)
     dtype = trip.back.meta["val"].dtype
+    arguments = [(node.args[1:], dict(node.kwargs)) for node in trip.moves]  # sizes may be nodes
 
-    def moved(value: Any) -> Any:
-        for node in trip.moves:
-            value = node.target(value, *node.args[1:], **node.kwargs)
+    def moved(value: Any, arguments: list[Any]) -> Any:
+        for node, (args, kwargs) in zip(trip.moves, arguments, strict=True):
+            value = node.target(value, *args, **kwargs)
         if value.dtype != dtype:
             return CAST(value, dtype=dtype)
         is_fresh = trip.moves and trip.moves[-1].target not in VIEWS
         return value if is_fresh else aten.clone.default(value)
 
-    new = builder.run(moved, trip.source)
+    new = builder.run(moved, trip.source, arguments)
     reason = why_not_same(trip.back, new)
     if reason is None and not ctx.fuel.spend(f"drop_casts: {trip.back.name}"):
         reason = "there is no fuel left"

@@ -26,6 +26,7 @@ aten = torch.ops.aten
 
 FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16)
 OTHERS: Final = (aten.addmm.default, aten.bmm.default, aten.baddbmm.default)
+NO_ROW: Final = "what it adds is no row"
 LEAST: Final = 1 << 16  # elements of the weight: a smaller one is packed in no time
 # Of a larger product a part of that size is measured: it takes seconds, and has the same verdict.
 MOST_ROWS: Final = 1024
@@ -68,6 +69,8 @@ class Linear:
             return "its weight is small"
         if not x.is_contiguous():
             return "its rows do not lie one behind the other"
+        if self.bias is not None and self.bias.meta["val"].size() != turned.size()[1:]:
+            return NO_ROW  # a single number, say: libraries read as many as there are columns
         by_rows = turned.stride() == (1, depth)
         biased, fixed = self.bias is not None, isinstance(rows, int)
         return Shape(hint, depth, turned.size(1), x.dtype, biased, by_rows, fixed)
@@ -114,7 +117,7 @@ def _why_no_linear(node: fx.Node, settled: Collection[fx.Node]) -> str | None:
         return None
     if node.target is not aten.addmm.default:
         return "libraries pack no batches of matrices"
-    return "its parts are scaled" if node.kwargs else "what it adds is no row"
+    return "its parts are scaled" if node.kwargs else NO_ROW
 
 
 def _way(linear: Linear, *, discards: bool) -> tuple[str, str | None]:

@@ -36,7 +36,7 @@ def pack_lstm(graph: fx.Graph, ctx: Ctx) -> int:
     """
     settled = constant_nodes(graph)
     layers = graph.find_nodes(op="call_function", target=aten.mkldnn_rnn_layer.default)
-    ctx.record.notes.extend(_step_by_step(graph, layers) if settled else ())
+    ctx.record.notes.extend(_step_by_step(settled, layers))
     packed = 0
     for node in layers:
         if any(weight not in settled for weight in node.args[1:3]):
@@ -48,10 +48,14 @@ def pack_lstm(graph: fx.Graph, ctx: Ctx) -> int:
     return packed
 
 
-def _step_by_step(graph: fx.Graph, layers: Iterable[fx.Node]) -> list[str]:
-    """What is to be said of LSTMs that torch traced as the many operators of their steps."""
+def _step_by_step(settled: Iterable[fx.Node], layers: Iterable[fx.Node]) -> list[str]:
+    """What is to be said of LSTMs that torch traced as the many operators of their steps.
+
+    Their products read weights; what else the module does, making a state of zeros say, does not.
+    """
     whole = set(map(_module, layers))
-    apart = dict.fromkeys(filter(None, map(_module, graph.nodes)))
+    reading = dict.fromkeys(user for node in settled for user in node.users)
+    apart = dict.fromkeys(filter(None, map(_module, reading)))
     return [f"{name} not packed: {STEP_BY_STEP}" for name in apart if name not in whole]
 
 

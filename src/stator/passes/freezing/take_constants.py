@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -56,10 +57,13 @@ def take_constants(graph: fx.Graph, *, frozen: bool, discards: bool = False) -> 
         )
         last = constant
     drop_unread(graph)
+    constants = Constants(tuple(recipes), tuple(range(len(inputs))), frozen, discards)
+    if not constants.are_needed:
+        return constants  # the program is given all inputs, whether it reads them or not
     kept = [node for node in inputs if node.users or WEIGHT not in node.meta]
     for node in set(inputs) - set(kept):
         graph.erase_node(node)
-    return Constants(tuple(recipes), tuple(position[node] for node in kept), frozen, discards)
+    return replace(constants, arguments=tuple(position[node] for node in kept))
 
 
 def constant_nodes(graph: fx.Graph) -> dict[fx.Node, None]:
