@@ -53,7 +53,7 @@ REFUSED: dict[str, list[Any]] = {
     "executor": ["c++", None, 1],
     **{name: ["much", 1.5, -1, True] for name in FUELS},
     "memory_budget": [-0.1, 1.1, "half", True, None],
-    "memory_limit": [0, -1, "much", "", "8 GiBs", "1.2.3GiB", ".", "5ib", 1.5, True],
+    "memory_limit": [0, -1, "much", "", "8 GiBs", "1.2.3GiB", ".", "5ib", "1e400", 1.5, True],
     "save_policy": ["save", 3],
     "recompute_costs": ["guess", None],
     "knapsack": ["best", None],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -240,7 +241,8 @@ def read_bytes(text: str) -> int | None:
         return None
     number, prefix, binary = found.groups()
     scale = (1024 if binary else 1000) ** " kmgt".index(prefix or " ")
-    return int(float(number) * scale) if number != "." else None
+    size = float(number) * scale if number != "." else math.inf
+    return int(size) if math.isfinite(size) else None
 
 
 def _is_share(value: Any) -> bool:
