@@ -198,6 +198,13 @@ def test_options_that_are_given_whole_are_taken_as_they_are() -> None:
     assert read_options(None, made) is made
 
 
+def test_options_that_are_given_whole_are_checked() -> None:
+    assert read_options(None, Options(memory_limit="8GiB")).memory_limit == 8 << 30
+    for wrong in (Options(memory_budget=5), Options(memory_budget=0.5, memory_limit=1)):
+        with pytest.raises(OptionError, match="memory_budget"):
+            read_options(None, wrong)
+
+
 def test_reading_leaves_the_given_mapping_alone() -> None:
     given = {"skip": ["a_pass"], "dump_dir": "a"}
 

@@ -106,7 +106,7 @@ def read_options(
     if mode is not None and mode not in MODES:
         raise OptionError(f"unknown mode {mode!r}", hint=_suggest(str(mode), tuple(MODES)))
     if isinstance(options, Options):
-        return options
+        return _checked_whole(options)
     if options is not None and not isinstance(options, Mapping):
         raise OptionError(f"options cannot be {options!r}", hint="give a dict of names and values")
     given: dict[str, Any] = {**_from_environment(), **MODES[mode or "default"], **(options or {})}
@@ -119,6 +119,15 @@ def read_options(
     if "memory_budget" in given or not chosen.kernels or _other_wishes(chosen):
         return chosen
     return replace(chosen, memory_budget=torchs_budget())
+
+
+def _checked_whole(options: Options) -> Options:
+    """Options that somebody made: whoever made them checked nothing."""
+    given = {field.name: getattr(options, field.name) for field in fields(Options)}
+    checked = {name: _checked(name, value) for name, value in given.items()}
+    chosen = options if checked == given else replace(options, **checked)
+    refuse_contradictions(chosen)
+    return chosen
 
 
 def torchs_budget() -> float:
