@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 from torch import Tensor, fx
 
 from stator.aot.partition.candidates import Candidate, candidates
-from stator.aot.partition.choose import LEVEL, Wish, _confirmed, choose, frontier
+from stator.aot.partition.choose import (
+    LEVEL,
+    Wish,
+    _confirmed,
+    _lowest_end,
+    choose,
+    frontier,
+)
 from stator.aot.partition.classify import Classes, classify
 from stator.aot.partition.cut import network_of
 from stator.aot.partition.joint import Joint
@@ -123,6 +130,19 @@ def test_plans_have_the_last_word_on_a_budget(steps: list[tuple[int, int]]) -> N
     assert all(cut >= place for place, cut in enumerate(taken)), "more is kept than may be"
     assert all(less <= more * LEVEL for more, less in pairwise(peaks)), peaks
     assert taken[-1] == len(row) - 1
+
+
+def test_of_cuts_that_keep_least_plans_find_one_that_holds_no_more_than_the_default() -> None:
+    cuts = [(3, 100), (1, 80), (0, 60), (0, 70), (0, 90)]
+    found: list[Any] = [
+        SimpleNamespace(saved=saved, peak=peak, cut=place)
+        for place, (saved, peak) in enumerate(cuts)
+    ]
+    row, ends, plans = found[:3], found[2:], {0: 100, 1: 95, 2: 150, 3: 140, 4: 90}
+
+    assert _lowest_end(row, ends, plans.__getitem__) is ends[2]
+    plans[4] = 145
+    assert _lowest_end(row, ends, plans.__getitem__) is ends[1]
 
 
 def test_all_budgets_choose_among_the_same_cuts() -> None:

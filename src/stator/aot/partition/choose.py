@@ -121,7 +121,9 @@ def _within_budget(found: Sequence[Candidate], budget: float, foresee: Foresee |
     room = max(budget * found[0].saved, min(one.saved for one in found))
     if foresee is None or not _is_in_doubt(found):
         return next(one for one in _row(found) if one.saved <= room)
-    return _confirmed(list(_row(found)), room, foresee)
+    planned, row = cache(foresee), list(_row(found))
+    row[-1] = _lowest_end(row, _ends(found), planned)
+    return _confirmed(row, room, planned)
 
 
 def _is_in_doubt(found: Sequence[Candidate]) -> bool:
@@ -141,6 +143,21 @@ def _ends(found: Sequence[Candidate]) -> list[Candidate]:
     """Those that keep least: the row leads to one of them."""
     least = min(one.saved for one in found)
     return [one for one in found if one.saved == least]
+
+
+def _lowest_end(row: Sequence[Candidate], ends: Sequence[Candidate], foresee: Foresee) -> Candidate:
+    """The end of a row, or of those that keep as little the first that plans find as low as that.
+
+    Where none of those that are tried holds no more than the default, the one that holds least.
+    """
+    others = sorted((end for end in ends if end is not row[-1]), key=lambda end: end.peak)
+    most = foresee(row[0].cut) * LEVEL
+    planned: list[tuple[int, Candidate]] = []
+    for end in (row[-1], *others[: TRIED - 1]):
+        planned.append((foresee(end.cut), end))
+        if planned[-1][0] <= most:
+            return end
+    return min(planned, key=lambda plan: plan[0])[1]
 
 
 def _row(found: Sequence[Candidate]) -> Iterator[Candidate]:
