@@ -138,7 +138,8 @@ def test_of_cuts_that_keep_least_plans_find_one_that_holds_no_more_than_the_defa
         SimpleNamespace(saved=saved, peak=peak, cut=place)
         for place, (saved, peak) in enumerate(cuts)
     ]
-    row, ends, plans = found[:3], found[2:], {0: 100, 1: 95, 2: 150, 3: 140, 4: 90}
+    row, ends = found[:3], found[2:]
+    plans: dict[Any, int] = {0: 100, 1: 95, 2: 150, 3: 140, 4: 90}
 
     assert _lowest_end(row, ends, plans.__getitem__) is ends[2]
     plans[4] = 145

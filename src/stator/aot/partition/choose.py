@@ -119,11 +119,18 @@ def frontier(found: Sequence[Candidate]) -> list[Candidate]:
 def _within_budget(found: Sequence[Candidate], budget: float, foresee: Foresee | None) -> Candidate:
     """The cut for a share of what the first, the default, keeps: so far down the row."""
     room = max(budget * found[0].saved, min(one.saved for one in found))
-    if foresee is None or not _is_in_doubt(found):
+    if foresee is None or not (_is_in_doubt(found) or _is_small(found)):
         return next(one for one in _row(found) if one.saved <= room)
     planned, row = cache(foresee), list(_row(found))
-    row[-1] = _lowest_end(row, _ends(found), planned)
-    return _confirmed(row, room, planned)
+    end = _lowest_end(row, _ends(found), planned)
+    if end is row[-1] and not _is_in_doubt(found):
+        return next(one for one in row if one.saved <= room)
+    return _confirmed([*row[:-1], end], room, planned)
+
+
+def _is_small(found: Sequence[Candidate]) -> bool:
+    """Whether plans of a row's two ends take no time, to see that the simulation has them right."""
+    return len(found[0].simulator.nodes) <= FEW
 
 
 def _is_in_doubt(found: Sequence[Candidate]) -> bool:
