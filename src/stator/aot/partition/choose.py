@@ -88,7 +88,8 @@ def choose(joint: Joint, classes: Classes, wish: Wish, foresee: Foresee | None =
         chosen = _within_budget(found, wish.budget, foresee)
     else:
         careful = Simulator(joint, classes, network)
-        chosen = Candidate(careful, usual, "the default")
+        label = "aggressive recomputation" if wish.aggressive else "the default"
+        chosen = Candidate(careful, usual, label)
     if wish.report is not None:
         wish.report(_choices(simulator, found, chosen))
     return chosen.cut
