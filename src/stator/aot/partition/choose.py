@@ -280,6 +280,9 @@ def _value(node: fx.Node, network: Network, saved: bool) -> Value:
         again += network.weights[node.all_input_nodes[0]].again
     would = "would cost" if saved else "costs"
     why = f"to compute it again {would} {_words(again)}, to keep it {_words(weight.keep)}"
+    why += ", besides its memory" if weight.bytes else ""
+    if saved and again < weight.keep:
+        why += "; what it is computed from would have to be had again too"
     why = f"{weight.why}; {why}" if weight.why else why
     called = getattr(node.target, "__name__", str(node.target))
     return Value(node.name, called, weight.bytes, saved, _layer(node), user_line(node) or "", why)
