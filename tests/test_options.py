@@ -53,7 +53,7 @@ REFUSED: dict[str, list[Any]] = {
     "executor": ["c++", None, 1],
     **{name: ["much", 1.5, -1, True] for name in FUELS},
     "memory_budget": [-0.1, 1.1, "half", True, None],
-    "memory_limit": [0, -1, "much", "", "8 GiBs", "1.2.3GiB", ".", "5ib", 1.5, True],
+    "memory_limit": [0, -1, "much", "", "8 GiBs", "1.2.3GiB", ".", "5ib", "1e400", 1.5, True],
     "save_policy": ["save", 3],
     "recompute_costs": ["guess", None],
     "knapsack": ["best", None],
@@ -196,6 +196,13 @@ def test_options_that_are_given_whole_are_taken_as_they_are() -> None:
     made = Options(strict=True, fuel=2)
 
     assert read_options(None, made) is made
+
+
+def test_options_that_are_given_whole_are_checked() -> None:
+    assert read_options(None, Options(memory_limit="8GiB")).memory_limit == 8 << 30
+    for wrong in (Options(memory_budget=5), Options(memory_budget=0.5, memory_limit=1)):
+        with pytest.raises(OptionError, match="memory_budget"):
+            read_options(None, wrong)
 
 
 def test_reading_leaves_the_given_mapping_alone() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -105,7 +106,7 @@ def read_options(
     if mode is not None and mode not in MODES:
         raise OptionError(f"unknown mode {mode!r}", hint=_suggest(str(mode), tuple(MODES)))
     if isinstance(options, Options):
-        return options
+        return _checked_whole(options)
     if options is not None and not isinstance(options, Mapping):
         raise OptionError(f"options cannot be {options!r}", hint="give a dict of names and values")
     given: dict[str, Any] = {**_from_environment(), **MODES[mode or "default"], **(options or {})}
@@ -118,6 +119,15 @@ def read_options(
     if "memory_budget" in given or not chosen.kernels or _other_wishes(chosen):
         return chosen
     return replace(chosen, memory_budget=torchs_budget())
+
+
+def _checked_whole(options: Options) -> Options:
+    """Options that somebody made: whoever made them checked nothing."""
+    given = {field.name: getattr(options, field.name) for field in fields(Options)}
+    checked = {name: _checked(name, value) for name, value in given.items()}
+    chosen = options if checked == given else replace(options, **checked)
+    refuse_contradictions(chosen)
+    return chosen
 
 
 def torchs_budget() -> float:
@@ -240,7 +250,8 @@ def read_bytes(text: str) -> int | None:
         return None
     number, prefix, binary = found.groups()
     scale = (1024 if binary else 1000) ** " kmgt".index(prefix or " ")
-    return int(float(number) * scale) if number != "." else None
+    size = float(number) * scale if number != "." else math.inf
+    return int(size) if math.isfinite(size) else None
 
 
 def _is_share(value: Any) -> bool:

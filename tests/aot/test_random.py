@@ -151,6 +151,18 @@ def test_dropout_of_nothing_and_of_everything_are_as_in_eager(p: float) -> None:
     check(lambda x: F.dropout(x, p) * 2, torch.randn(8, requires_grad=True), seed=0)
 
 
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("numerics", ["eager", "fast"])
+def test_a_mask_lies_as_what_it_drops_does(numerics: str, inplace: bool) -> None:
+    """Eager draws by the order in memory, on most processors."""
+
+    def fn(x: Tensor) -> Tensor:
+        return F.dropout(x.t() + 1, 0.5, inplace=inplace)
+
+    options = {"numerics": numerics, "fallback_random": True}
+    check(fn, torch.randn(5, 7, requires_grad=True), seed=3, options=options)
+
+
 def test_an_input_is_filled_in_place() -> None:
     def fn(x: Tensor) -> Tensor:
         x.uniform_()

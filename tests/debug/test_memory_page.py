@@ -63,6 +63,13 @@ def test_no_line_is_wider_than_the_terminal(width: int) -> None:
     assert max(map(len, memory_text(CHOICES, width).splitlines())) <= width
 
 
+def test_a_long_path_keeps_the_number_of_its_line() -> None:
+    path = f"{'folder/' * 14}model.py:4711"
+    values = tuple(replace(value, line=path) for value in CHOICES.values)
+
+    assert ":4711" in re.sub(r"\s", "", memory_text(replace(CHOICES, values=values), 100))
+
+
 def test_a_terminal_shows_the_largest_values_only() -> None:
     many = replace(CHOICES, values=CHOICES.values[:1] * (MOST_LINES + 3))
 

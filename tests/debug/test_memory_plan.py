@@ -96,6 +96,29 @@ def test_a_buffer_that_is_replaced_is_put_back() -> None:
     assert module.count == 0
 
 
+def test_what_a_function_closes_over_is_left_alone_and_so_are_arguments() -> None:
+    module, count = model(), torch.zeros(3)
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+
+    def loss(x: Tensor, count: Tensor) -> Tensor:
+        count += 1
+        return module(x).square().sum() * count.sum()
+
+    stator.memory_plan(loss, torch.randn(256, 32), count)
+
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    assert not count.any()
+
+
+def test_a_buffer_that_is_only_read_counts_no_write() -> None:
+    module, x = model().eval(), torch.randn(256, 32)
+    pending = module(x).sum()  # autograd keeps the statistics
+
+    stator.memory_plan(module, x)
+
+    pending.backward()
+
+
 def test_it_may_be_asked_for_often_and_of_other_sizes() -> None:
     module = model()
     limit = torch._dynamo.config.recompile_limit

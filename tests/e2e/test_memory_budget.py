@@ -103,7 +103,9 @@ def test_the_peak_is_as_foreseen_and_falls_with_the_budget() -> None:
     assert peaks[-1] < 0.7 * peaks[0], f"budgets change little: {peaks}"
 
 
-SMALL: Final = {  # where a step is of buffers that are small, and weights count as much
+SMALL: Final = {  # of which plans of both ends of a row are made
+    "pooled": lambda: (pooled(4, 32), torch.randn(16, 32, 1024)),  # large buffers
+    # Where a step is of buffers that are small, and weights count as much:
     "products": lambda: (products(6, 256), torch.randn(64, 256)),
     "convolutions": lambda: (convolutions(4, 8), torch.randn(2, 3, 16, 16)),
 }
@@ -118,6 +120,21 @@ def products(depth: int, width: int) -> nn.Module:
 def convolutions(depth: int, channels: int) -> nn.Module:
     sizes = [3, *[channels] * depth]
     parts = [(nn.Conv2d(*pair, 3), nn.BatchNorm2d(channels), nn.ReLU()) for pair in pairwise(sizes)]
+    return nn.Sequential(*(part for layer in parts for part in layer))
+
+
+def pooled(depth: int, channels: int) -> nn.Module:
+    """Kernels of these layers store over other values than the simulation thinks."""
+    groups = (1, channels, channels // 8, 1)[:depth]
+    parts = [
+        (
+            nn.Conv1d(channels, channels, 5, padding=2, groups=group),
+            nn.BatchNorm1d(channels),
+            nn.LeakyReLU(),
+            nn.MaxPool1d(2),
+        )
+        for group in groups
+    ]
     return nn.Sequential(*(part for layer in parts for part in layer))
 
 

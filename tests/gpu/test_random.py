@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tests.gpu.on_device import DEVICE, check, compiled, randn, several
+import stator
+from tests.gpu.on_device import DEVICE, check, compiled, needs_card, randn, several
 
 LONG = (several(3, 1), 20000)  # rows of several blocks
 
@@ -136,3 +137,13 @@ def test_a_mask_is_the_same_in_every_shape_of_kernel(size: tuple[int, ...]) -> N
         rows == 0, (flat == 0) | (torch.arange(size[-1], device=DEVICE) == size[-1] - 1)
     )
     assert torch.equal(turned.reshape(size) == 0, flat == 0)
+
+
+@needs_card
+def test_a_memory_plan_leaves_the_generator_alone() -> None:
+    x = torch.ones(1000, device=DEVICE, requires_grad=True)
+    before = torch.cuda.get_rng_state(DEVICE)
+
+    stator.memory_plan(lambda x: dropped(x).exp(), x)
+
+    assert torch.equal(torch.cuda.get_rng_state(DEVICE), before)

@@ -86,6 +86,13 @@ def test_bytes_follow_from_sizes() -> None:
     assert evaluate(call.bytes, sizes.hints) == 12 * 4 + 12 * 8
 
 
+def test_gaps_are_bytes_too() -> None:
+    call = planned(lambda x: aten.copy(x[:, :4], x[:, 4:]), torch.randn(3, 8))
+
+    assert call.bytes is not None
+    assert call.bytes.constant == (2 * 8 + 4) * 4
+
+
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.float8_e5m2, torch.uint16], ids=str)
 def test_types_that_kernels_do_not_know_are_torch_s(dtype: torch.dtype) -> None:
     graph = fx.Graph()

@@ -134,7 +134,11 @@ def _table(values: Sequence[Value]) -> Table:
     shown = [column for column in columns if any(column[1:]) or not values]
     table = Table(box=None, pad_edge=False)
     for heading, *_ in shown:
-        table.add_column(heading, justify="right" if heading == HEADINGS[0] else "left")
+        table.add_column(
+            heading,
+            justify="right" if heading == HEADINGS[0] else "left",
+            overflow="fold",  # the number of a line is at the end of its path
+        )
     for row in list(zip(*shown, strict=True))[1:]:
         table.add_row(*row)
     return table

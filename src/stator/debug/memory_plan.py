@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from types import FunctionType
@@ -17,6 +17,7 @@ from stator.backend import compile_fx
 from stator.core.events import Compilation, last_compilation
 from stator.debug.memory_page import memory_html, memory_text
 from stator.errors import OptionError
+from stator.graph.generators import gpus_in_use, preserved
 from stator.options import read_options
 
 WIDTH: Final = 100
@@ -48,9 +49,9 @@ def memory_plan(
 ) -> MemoryPlan:
     """Time and peak memory of a training step of `model`, over all budgets.
 
-    The model is compiled and called once with the arguments; its buffers and the random generator
-    are left as they were.  `options` are those of torch.compile: the point that they choose is
-    marked.
+    The model is compiled and called once with the arguments; buffers, arguments and the random
+    generators are left as they were.  `options` are those of torch.compile: the point that they
+    choose is marked.
     """
     wanted = replace(read_options(None, options), explain_memory=True)
     if not wanted.kernels:
@@ -64,12 +65,17 @@ def memory_plan(
         compiled = compile_fx(module, inputs, options=wanted)
         if (record := last_compilation()) is not None:
             records.append(record)
-        return compiled
+
+        def call(*arguments: Any) -> Any:
+            before.note(filter(_may_be_written, arguments))  # a closure's buffers are among them
+            return compiled(*arguments)
+
+        return call
 
     def step(*args: Any, **kwargs: Any) -> Any:
         return model(*args, **kwargs)
 
-    with _left_alone(model), torch.enable_grad():
+    with _left_alone(model) as before, torch.enable_grad():
         torch.compile(_with_code_of_its_own(step), backend=backend)(*args, **kwargs)
     found = tuple(record.choices for record in records if record.choices is not None)
     if not found:
@@ -106,20 +112,48 @@ def _nothing_to_plan(records: Sequence[Compilation]) -> OptionError:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Before:
+    """What tensors held that the program may write to."""
+
+    held: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)  # by identity
+
+    def note(self, values: Iterable[Any]) -> None:
+        """Remember those that are new."""
+        for value in values:
+            if isinstance(value, torch.Tensor) and id(value) not in self.held:
+                self.held[id(value)] = value, value.detach().clone()
+
+    def put_back(self) -> None:
+        """Write what they held into those that hold something else now: writes are counted."""
+        with torch.no_grad():
+            for value, was in self.held.values():
+                is_same = _is_plain(value) and torch.equal(value, was)
+                if value.size() == was.size() and not is_same:
+                    value.copy_(was)
+
+
+def _is_plain(value: Any) -> bool:
+    return type(value) is torch.Tensor and value.layout is torch.strided
+
+
+def _may_be_written(value: Any) -> bool:
+    """Whether a graph may update the argument: weights are not, and would take most to remember."""
+    return _is_plain(value) and not value.requires_grad
+
+
 @contextmanager
-def _left_alone(model: Any) -> Iterator[None]:
-    """Put buffers and the random generator back to what they were."""
+def _left_alone(model: Any) -> Iterator[_Before]:
+    """Put buffers, what is noted besides, and the random generators back to what they were."""
     modules = list(model.modules()) if isinstance(model, torch.nn.Module) else []
     homes = [module.__dict__["_buffers"] for module in modules]
     buffers = [dict(home) for home in homes]
-    values = [value for known in buffers for value in known.values() if value is not None]
-    before = [value.detach().clone() for value in values]
-    with torch.random.fork_rng(devices=[]):
+    before = _Before()
+    before.note(value for known in buffers for value in known.values())
+    with preserved(gpus_in_use()):
         try:
-            yield
+            yield before
         finally:
             for home, known in zip(homes, buffers, strict=True):
                 home.update(known)  # the module may have put others in their place
-            with torch.no_grad():
-                for value, was in zip(values, before, strict=True):
-                    value.copy_(was)
+            before.put_back()

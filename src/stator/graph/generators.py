@@ -19,6 +19,12 @@ def gpus_of(nodes: Iterable[fx.Node]) -> tuple[torch.device, ...]:
     return tuple(dict.fromkeys(device for device in devices if device.type == "cuda"))
 
 
+def gpus_in_use() -> tuple[torch.device, ...]:
+    """GPUs whose generators this process may have moved: none before it has come to use one."""
+    count = torch.cuda.device_count() if torch.cuda.is_initialized() else 0
+    return tuple(torch.device("cuda", number) for number in range(count))
+
+
 def states(gpus: Sequence[torch.device]) -> tuple[torch.Tensor, ...]:
     """The states of the CPU's generator and of these."""
     return (torch.get_rng_state(), *(torch.cuda.get_rng_state(gpu) for gpu in gpus))

@@ -13,7 +13,6 @@ from torch import fx
 from stator.core.dtypes import TORCH_DTYPES
 from stator.graph.verify import user_line
 from stator.loops.index import Index
-from stator.loops.values import product
 from stator.lower.sizes import Sizes
 from stator.ops.writes import onto
 from stator.runtime.native.shims import FRESH, INTO_MEMORY, symbol_of
@@ -160,9 +159,8 @@ def _bytes(made: Any, sizes: Sizes) -> Index | None:
     total = Index.of(0)
     for tensor in tensors:
         if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided:
-            known = [sizes.index(size) for size in tensor.size()]
-            found = [size for size in known if size is not None]
-            if len(found) < len(known):
+            layout = _layout(tensor, sizes)
+            if layout is None:
                 return None
-            total = total + product(found) * tensor.dtype.itemsize
+            total = total + Allocation("", *layout, tensor.dtype).elements * tensor.dtype.itemsize
     return total

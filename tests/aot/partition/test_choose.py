@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 from torch import Tensor, fx
 
 from stator.aot.partition.candidates import Candidate, candidates
-from stator.aot.partition.choose import LEVEL, Wish, _confirmed, choose, frontier
+from stator.aot.partition.choose import (
+    LEVEL,
+    Wish,
+    _confirmed,
+    _lowest_end,
+    choose,
+    frontier,
+)
 from stator.aot.partition.classify import Classes, classify
 from stator.aot.partition.cut import network_of
 from stator.aot.partition.joint import Joint
@@ -123,6 +130,20 @@ def test_plans_have_the_last_word_on_a_budget(steps: list[tuple[int, int]]) -> N
     assert all(cut >= place for place, cut in enumerate(taken)), "more is kept than may be"
     assert all(less <= more * LEVEL for more, less in pairwise(peaks)), peaks
     assert taken[-1] == len(row) - 1
+
+
+def test_of_cuts_that_keep_least_plans_find_one_that_holds_no_more_than_the_default() -> None:
+    cuts = [(3, 100), (1, 80), (0, 60), (0, 70), (0, 90)]
+    found: list[Any] = [
+        SimpleNamespace(saved=saved, peak=peak, cut=place)
+        for place, (saved, peak) in enumerate(cuts)
+    ]
+    row, ends = found[:3], found[2:]
+    plans: dict[Any, int] = {0: 100, 1: 95, 2: 150, 3: 140, 4: 90}
+
+    assert _lowest_end(row, ends, plans.__getitem__) is ends[2]
+    plans[4] = 145
+    assert _lowest_end(row, ends, plans.__getitem__) is ends[1]
 
 
 def test_all_budgets_choose_among_the_same_cuts() -> None:
@@ -282,9 +303,10 @@ def test_the_report_has_the_curve_and_every_value(aggressive: bool) -> None:
     (choices,) = seen
     assert choices.inputs == sum(bytes_of(node.meta["val"]) for node in joint.primals)
     assert choices.chosen in choices.points
+    assert ("default" in choices.chosen.label) is not aggressive
     saved = {value.name for value in choices.values if value.saved}
     assert saved == {node.name for node in cut.kept if node.op == "call_function"}
-    assert all(value.why and value.bytes for value in choices.values)
+    assert all("its memory" in value.why and value.bytes for value in choices.values)
     assert choices.holders
 
 

@@ -88,7 +88,8 @@ def choose(joint: Joint, classes: Classes, wish: Wish, foresee: Foresee | None =
         chosen = _within_budget(found, wish.budget, foresee)
     else:
         careful = Simulator(joint, classes, network)
-        chosen = Candidate(careful, usual, "the default")
+        label = "aggressive recomputation" if wish.aggressive else "the default"
+        chosen = Candidate(careful, usual, label)
     if wish.report is not None:
         wish.report(_choices(simulator, found, chosen))
     return chosen.cut
@@ -119,9 +120,18 @@ def frontier(found: Sequence[Candidate]) -> list[Candidate]:
 def _within_budget(found: Sequence[Candidate], budget: float, foresee: Foresee | None) -> Candidate:
     """The cut for a share of what the first, the default, keeps: so far down the row."""
     room = max(budget * found[0].saved, min(one.saved for one in found))
-    if foresee is None or not _is_in_doubt(found):
+    if foresee is None or not (_is_in_doubt(found) or _is_small(found)):
         return next(one for one in _row(found) if one.saved <= room)
-    return _confirmed(list(_row(found)), room, foresee)
+    planned, row = cache(foresee), list(_row(found))
+    end = _lowest_end(row, _ends(found), planned)
+    if end is row[-1] and not _is_in_doubt(found):
+        return next(one for one in row if one.saved <= room)
+    return _confirmed([*row[:-1], end], room, planned)
+
+
+def _is_small(found: Sequence[Candidate]) -> bool:
+    """Whether plans of a row's two ends take no time, to see that the simulation has them right."""
+    return len(found[0].simulator.nodes) <= FEW
 
 
 def _is_in_doubt(found: Sequence[Candidate]) -> bool:
@@ -141,6 +151,21 @@ def _ends(found: Sequence[Candidate]) -> list[Candidate]:
     """Those that keep least: the row leads to one of them."""
     least = min(one.saved for one in found)
     return [one for one in found if one.saved == least]
+
+
+def _lowest_end(row: Sequence[Candidate], ends: Sequence[Candidate], foresee: Foresee) -> Candidate:
+    """The end of a row, or of those that keep as little the first that plans find as low as that.
+
+    Where none of those that are tried holds no more than the default, the one that holds least.
+    """
+    others = sorted((end for end in ends if end is not row[-1]), key=lambda end: end.peak)
+    most = foresee(row[0].cut) * LEVEL
+    planned: list[tuple[int, Candidate]] = []
+    for end in (row[-1], *others[: TRIED - 1]):
+        planned.append((foresee(end.cut), end))
+        if planned[-1][0] <= most:
+            return end
+    return min(planned, key=lambda plan: plan[0])[1]
 
 
 def _row(found: Sequence[Candidate]) -> Iterator[Candidate]:
@@ -255,6 +280,9 @@ def _value(node: fx.Node, network: Network, saved: bool) -> Value:
         again += network.weights[node.all_input_nodes[0]].again
     would = "would cost" if saved else "costs"
     why = f"to compute it again {would} {_words(again)}, to keep it {_words(weight.keep)}"
+    why += ", besides its memory" if weight.bytes else ""
+    if saved and again < weight.keep:
+        why += "; what it is computed from would have to be had again too"
     why = f"{weight.why}; {why}" if weight.why else why
     called = getattr(node.target, "__name__", str(node.target))
     return Value(node.name, called, weight.bytes, saved, _layer(node), user_line(node) or "", why)
