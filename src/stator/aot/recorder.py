@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from stator.aot.memo import Memo, twin_of
+from stator.aot.norms import RESPELLED
 from stator.graph.rules import layout_of
 from stator.torch_api import (
     OpOverload,
@@ -104,6 +105,11 @@ class Recorder(TorchDispatchMode):
         if is_taken_apart(func, args, kwargs):
             with self:
                 return func.decompose(*args, **kwargs)
+        if func in RESPELLED:
+            with self:
+                result = RESPELLED[func](*args, **kwargs)
+            if result is not NotImplemented:
+                return result
         if any(tag in func.tags for tag in _OF_VALUES) and not _by_numbers(func, args):
             raise NotQuickError(f"what {func} returns depends on values")
         func = _AS_FUNCTIONAL.get(func, func)

@@ -36,6 +36,7 @@ from stator.aot.metadata import (
     TangentPlan,
     ValueFact,
 )
+from stator.aot.norms import RESPELLED
 from stator.aot.observe import Before, Observed, observe
 from stator.aot.quick import Recorded, record, why_not_quick
 from stator.aot.statistics import settle_statistics
@@ -149,7 +150,7 @@ def trace(
                 return _traced_quickly(quick)
             reason = quick
         tracer = _Tracer(function, inputs, mode)
-        module = make_fx(tracer.joint)(*tracer.plain)
+        module = make_fx(tracer.joint, RESPELLED)(*tracer.plain)
     refuse_guessed_sizes(module.graph)
     traced = tracer.finish(module)
     traced.why_full = reason

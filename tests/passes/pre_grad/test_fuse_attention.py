@@ -453,13 +453,32 @@ def test_on_a_gpu_attention_is_fused_where_torch_has_a_kernel(kernels: list[Any]
     assert kernels == [None]
 
 
-def test_on_a_gpu_attention_without_a_kernel_is_left_alone() -> None:
+def refuse(*_: Any) -> bool:
+    return False
+
+
+def lack_a_driver(*_: Any) -> bool:
+    raise RuntimeError("CUDA error: no driver\nFor debugging, consider this and that")
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (refuse, "none of torch's kernels for it takes these operands"),
+        (lack_a_driver, "torch cannot say whether it has a kernel: CUDA error: no driver"),
+    ],
+)
+def test_on_a_gpu_attention_without_a_kernel_is_left_alone(
+    answer: Callable[..., bool], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for kind in ("flash", "efficient", "cudnn"):
+        monkeypatch.setattr(torch.backends.cuda, f"can_use_{kind}_attention", answer)
     module = on_gpu(lambda q, k, v: attend(q, k, v), *fakes(*OPERANDS, dtype=torch.bfloat16))
     before, ctx = str(module.graph), Ctx()
 
-    assert fuse_attention(module.graph, ctx) == 0  # this torch has none for GPUs
+    assert fuse_attention(module.graph, ctx) == 0
     assert str(module.graph) == before
-    assert "none of torch's kernels" in ctx.record.notes[0]
+    assert ctx.record.notes[0].endswith(reason)
 
 
 def test_masks_that_are_made_are_of_the_type_that_gpus_take(kernels: list[Any]) -> None:

@@ -125,8 +125,11 @@ def _why_no_kernel(builder: Builder) -> str | None:
         return None
     asked = cuda.SDPAParams(q, k, v, mask, dropout, False, False)
     ways = (cuda.can_use_flash_attention, cuda.can_use_efficient_attention)
-    if any(way(asked) for way in (*ways, cuda.can_use_cudnn_attention)):
-        return None
+    try:
+        if any(way(asked) for way in (*ways, cuda.can_use_cudnn_attention)):
+            return None
+    except RuntimeError as error:  # torch was built for GPUs, and there is no driver
+        return f"torch cannot say whether it has a kernel: {str(error).splitlines()[0]}"
     return "none of torch's kernels for it takes these operands"
 
 
