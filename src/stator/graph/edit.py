@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from typing import Final
 
 import torch
 from torch import fx
 
-from stator.torch_api import is_random_op, returns_of
+from stator.torch_api import OpOverload, is_random_op, returns_of
 
 aten = torch.ops.aten
 
@@ -40,10 +41,20 @@ def is_effect(node: fx.Node) -> bool:
     """Whether the node must run even if nobody reads its result."""
     if node.op != "call_function":
         return False
-    without_result = returns_of(node.target) == 0  # run for what it does: an assertion, a print
-    return bool(
-        without_result or node.meta.get("effect") or node.target in ASSERTIONS or node.is_impure()
-    )
+    if node.meta.get("effect"):
+        return True
+    target = node.target
+    if isinstance(target, OpOverload) and target.namespace in ("aten", "prims"):
+        return _has_effect(target)
+    return returns_of(target) == 0 or node.is_impure()
+
+
+@cache  # every pass asks, of all nodes
+def _has_effect(target: OpOverload) -> bool:
+    """Whether calls of an operator of torch's are effects, whatever they are given."""
+    without_result = returns_of(target) == 0  # run for what it does: an assertion, a print
+    is_impure = fx.Graph().call_function(target).is_impure()
+    return bool(without_result or target in ASSERTIONS or is_impure)
 
 
 def draws_numbers(node: fx.Node) -> bool:

@@ -49,7 +49,7 @@ def classify(joint: Joint) -> Classes:
         if node.target is operator.getitem and node.args[0] in forward:
             forward.add(node)
     wanted = [grad for grad in joint.grads if isinstance(grad, fx.Node)]
-    wanted += [node for node in nodes if is_effect(node) and node not in forward]
+    wanted += [node for node in nodes if node not in forward and is_effect(node)]
     needed = needed_by(wanted) - forward
     backward = tuple(node for node in nodes if node in needed and node.op != "placeholder")
     movable: set[fx.Node] = set()

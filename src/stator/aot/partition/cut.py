@@ -22,7 +22,8 @@ def network_of(joint: Joint, classes: Classes, scales: Scales) -> Network:
     demanded = classes.demanded(joint)
     behind = needed_by(demanded)
     nodes = [node for node in joint.graph.nodes if node in behind]
-    return Network(nodes, frozenset(demanded), {node: scales.weigh(node) for node in nodes})
+    weights = {node: scales.weigh(node) for node in nodes}
+    return Network(nodes, frozenset(demanded), weights, scales.work)
 
 
 def cut_at(network: Network, price: float) -> Cut:

@@ -68,6 +68,7 @@ class Network:
     nodes: Sequence[fx.Node]  # in order: those that something the backward reads is made from
     demanded: Collection[fx.Node]  # those that it reads
     weights: dict[fx.Node, Weight]
+    work: dict[fx.Node, float] = field(default_factory=dict, repr=False)  # as far as it was needed
     made: list[Any] = field(default_factory=list, repr=False)  # costs and edges, once asked for
 
     def cut(self, price: Callable[[fx.Node, Weight], float]) -> Cut:

@@ -64,7 +64,6 @@ class Simulator:
     number: dict[fx.Node, int] = field(default_factory=dict)
     bases: list[int] = field(default_factory=list)  # numbers of nodes that are no views
     has_memory: dict[fx.Node, int] = field(default_factory=dict)  # the same, by node
-    work: dict[fx.Node, float] = field(default_factory=dict)
     main: dict[fx.Node, fx.Node] = field(default_factory=dict)  # the largest part of several
     calls: dict[int, Calling] = field(default_factory=dict)  # that may take memory for themselves
     # What is foreseen, once it is asked for:
@@ -294,9 +293,10 @@ class Simulator:
         )
 
     def _work(self, node: fx.Node) -> float:
-        if node not in self.work:
-            self.work[node] = work_of(node)
-        return self.work[node]
+        known = self.network.work
+        if node not in known:
+            known[node] = work_of(node)
+        return known[node]
 
 
 def _shown(node: fx.Node) -> fx.Node | None:

@@ -91,6 +91,7 @@ class Scales:
     stages: Mapping[fx.Node, int] = field(init=False)  # how many library calls stand before a node
     answers: Mapping[fx.Node, str | None] = field(init=False)  # the policy's
     given: frozenset[fx.Node] = field(init=False)  # what eager keeps, or the user asks to start at
+    work: dict[fx.Node, float] = field(default_factory=dict)  # what was asked for, see `work_of`
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stages", _stages(self.joint.graph))
@@ -145,7 +146,9 @@ class Scales:
             return NEVER
         if node.target is operator.getitem:
             return self._handing_over(node)
-        return self.times.get(node, work_of(node)) + self._handing_over(node)
+        if node not in self.work:
+            self.work[node] = work_of(node)
+        return self.times.get(node, self.work[node]) + self._handing_over(node)
 
     def _handing_over(self, node: fx.Node) -> float:
         value = node.meta.get("val")
