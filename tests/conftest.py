@@ -15,6 +15,7 @@ TORCH_WARNS = (
     "The .grad attribute of a Tensor that is not a leaf",  # Dynamo looks at every input
     "`torch.jit.script_method` is deprecated",  # importing torch's own modules
     ".*should not be instantiated. Methods on autograd functions are all static",  # Dynamo does
+    ".*Profiler clears events at the end of each cycle",  # any profile, in torch 2.11
 )
 
 

@@ -490,7 +490,10 @@ def test_eight_threads_fill_one_folder_and_find_it_filled(
         torch._dynamo.reset()
         if again:
             monkeypatch.setattr(backend, "_compile_anew", failing(errno.EIO))
-        assert all(in_threads(8, work))
+        # The threads of torch 2.11 have Dynamo's switches in common: one may put back what
+        # another set, and the second number would be a symbol.
+        with torch._dynamo.config.patch(automatic_dynamic_shapes=False):
+            assert all(in_threads(8, work))
     assert len(Store(tmp_path, ROOMY).entries()) == 8
 
 

@@ -16,6 +16,9 @@ from tests.ops.fused import torch_calls
 from tests.parity import compare_gradient, compare_values, compiled, cotangent_of
 
 SIZES: Final = ((9, 40), (2, 2), (3, 7), (8, 16), (5, 33), (16, 130), (2, 65))
+# Dynamo sets apart results of one row or column; before torch 2.13, also odd sizes behind windows
+# and the exponent of a root.
+IS_OLD: Final = torch.__version__ < (2, 13)
 
 
 def halves_turned(x: Tensor) -> Tensor:
@@ -75,7 +78,7 @@ def test_one_compilation_serves_every_size(name: str) -> None:
     for n, m in SIZES:
         require_right(ours, program, torch.randn(2, 12, n, m))
 
-    assert graphs() <= 3  # Dynamo sets apart results of one row or column
+    assert graphs() <= (6 if IS_OLD else 3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64, torch.int8])
@@ -126,7 +129,7 @@ def test_numbers_are_no_part_of_the_code(name: str, dtype: torch.dtype) -> None:
         expected, truth = program(x, scale), program(widened(x), scale)
         compare_values(ours(x, scale), expected, truth, f"{name} by {scale}")
 
-    assert graphs() == 1
+    assert graphs() == (2 if IS_OLD and name == "raised to" else 1)
 
 
 @pytest.mark.parametrize("name", ["divided", "compared with", "computed with", "bounded by"])

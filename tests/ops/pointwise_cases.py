@@ -51,6 +51,9 @@ MIXED: Final = (
 CONDITIONS: Final = ("condition", "mask")
 REFUSALS: Final = (RuntimeError, ValueError, TypeError, OverflowError)  # what eager raises
 
+# Before torch 2.13, eager pays no heed to NaN where it is the only bound.
+NAN_BOUND: Final = (math.nan,) if torch.__version__ >= (2, 13) else ()
+
 # Values for each argument that is not a tensor; several of one operator are combined.
 NUMBERS: Final[dict[str, tuple[Any, ...]]] = {
     "alpha": (1, 3, -0.5, 0.1),
@@ -62,7 +65,7 @@ NUMBERS: Final[dict[str, tuple[Any, ...]]] = {
     "input_scale": (1, 0.5),
     "is_result": (False, True),
     "lambd": (0.5, 3, 0.0, 0.1),
-    "max": (2, None, 0.5, math.nan, 0.1),
+    "max": (2, None, 0.5, *NAN_BOUND, 0.1),
     "max_val": (1, 2.5),
     "min": (-1, None, 0, 1.5, -0.1),
     "min_val": (-1, -0.25),

@@ -52,6 +52,7 @@ LENIENT: Final = {
     aten.pow.Scalar: "True to the power of bools: the formula sees integers",
     aten.threshold_backward.default: "bools: the result would be of integers",
     aten.mish_backward.default: "integers: the result would be of floats",
+    aten.hardtanh_backward.default: "integers: eager has code for them from torch 2.13 on",
     aten.gelu_backward.default: "sizes that are broadcast: oneDNN has no code for them",
 }
 
@@ -72,7 +73,7 @@ def check(entry: Pointwise, case: Case) -> str:
     if eager is None:
         assert case.is_mixed or entry.target in LENIENT, f"{case}: eager raises"
         return "raises"
-    if like.dtype is not eager.dtype:
+    if (like.dtype, like.shape) != (eager.dtype, eager.shape):  # torch is not sure itself
         formula = lowered(entry, case.args, case.kwargs, eager)
     require_as_good(case, formula.run(), eager)
     return "compared"

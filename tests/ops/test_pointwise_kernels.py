@@ -42,7 +42,8 @@ RULES_OF_ELEMENTS: Final = (
     aten.log_sigmoid_forward.default,
     aten._prelu_kernel_backward.default,
 )
-OF_ONE_SIZE: Final = (aten._prelu_kernel_backward.default,)  # its tensors are not broadcast
+# Their tensors are not broadcast, or torch 2.11 does not know to what.
+OF_ONE_SIZE: Final = (aten._prelu_kernel_backward.default, aten.log_sigmoid_backward.default)
 BEYOND_INTEGERS: Final = (
     127.9, -128.9, 255.5, 300.7, 65543.0, 2.0**31 + 5, 2.0**32 + 7, -(2.0**31) - 3, 1e10 + 7,
     2.0**40 + 77, 2.0**62, 2.0**63, 1e19, -1e19, math.nan, math.inf, -math.inf,

@@ -212,7 +212,7 @@ def test_the_old_value_of_an_input_stays_its_own() -> None:
 def test_symbolic_sizes_are_read_where_they_are_known() -> None:
     def fn(x: Tensor) -> Tensor:
         rows = x.shape[0]
-        result: Tensor = x[:, 0].contiguous() + (aten.ones([rows]) * 3 + 1)
+        result: Tensor = x[:, 0].contiguous() + (torch.ones(rows) * 3 + 1)
         return result
 
     x = torch.randn(4, 6)
