@@ -92,9 +92,10 @@ def _cholesky_of(matrix: torch.Tensor) -> Case:
 def test_an_error_of_eager_must_be_raised_alike() -> None:
     not_positive, not_square = _cholesky_of(-torch.eye(3)), _cholesky_of(torch.ones(2, 3))
 
-    assert Judge("aot_eager")(not_positive).verdict == PASS
+    # Not aot_eager: that of torch 2.11 does not look whether a factorization came about.
+    assert Judge("stator")(not_positive).verdict == PASS
     assert Judge("aot_eager")(not_square).verdict == PASS
-    refused = Judge("tests.sweep.broken_backends:refuses")(not_positive)
+    refused = Judge("tests.sweep.broken_backends:refuses", peer="stator")(not_positive)
     assert refused.verdict == EXCEPTION
     assert "NotImplementedError" in refused.differences["raises"]
 
