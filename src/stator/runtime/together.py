@@ -25,7 +25,10 @@ def join_launches(steps: Sequence[Step], hint: Callable[[Index], int]) -> list[S
     found = _Places()
     for step in steps:
         found.put(step, hint)
-    return [step if not others else Together((step, *others)) for step, others in found.places]
+    return [
+        Together((step, *others)) if isinstance(step, Launch) and others else step
+        for step, others in found.places
+    ]
 
 
 @dataclass(slots=True)
