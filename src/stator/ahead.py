@@ -120,6 +120,11 @@ def aot_compile_joint(
     `stator.load` makes a torch.nn.Module of it, with the model's parameters, whose outputs have
     the compiled backward behind them.  Options and `dynamic_shapes` are those of `aot_compile`.
     """
+    if not isinstance(model, torch.nn.Module):
+        raise OptionError(
+            f"a {type(model).__name__} has no parameters to train",
+            hint="give a torch.nn.Module, one around your function for instance",
+        )
     given = dict(options or {})
     path, levels, linker = _own_options(given)
     if path.suffix != ".pt2":

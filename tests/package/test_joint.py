@@ -243,6 +243,8 @@ def test_what_is_refused(tmp_path: Path) -> None:
         stator.aot_compile_joint(frozen, (x,), options={"output_path": tmp_path / "a.pt2"})
     with pytest.raises(OptionError, match=r"ends in \.pt2"):
         stator.aot_compile_joint(nn.Linear(3, 3), (x,), options={"output_path": tmp_path / "a.so"})
+    with pytest.raises(OptionError, match="a function has no parameters to train"):
+        stator.aot_compile_joint(lambda x: x.sin(), (x,))
     loaded = stator.load(package("perceptron", tmp_path))
     y = torch.randn(5, 8, requires_grad=True)
     with pytest.raises(ValueError, match="input x asks for a gradient, and perceptron"):
