@@ -208,7 +208,8 @@ def make_tools(
     """
     if options.has_eager_bits:
         options = replace(options, skip=(*options.skip, *bits_changed_by()))
-    if any(isinstance(given, torch.Tensor) and given.is_cuda for given in examples):
+    on_gpu = any(isinstance(given, torch.Tensor) and given.is_cuda for given in examples)
+    if on_gpu and options.kernels:
         begin_workers()
     kept = tuple(examples) if options.verify_passes == "values" else ()
     log, label = options.fuel_log, f"compilation {record.number}"

@@ -35,3 +35,10 @@ def test_evaluation_saves_no_statistics() -> None:
     module = torch.nn.BatchNorm1d(6).eval()
     check(module, torch.randn(4, 6, requires_grad=True), options={"kernels": False})
     check(module, torch.randn(4, 6, requires_grad=True), options={"kernels": True})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_groups_of_any_size(dtype: torch.dtype) -> None:
+    """The sizes are arguments of the norm, beside tensors."""
+    module = torch.nn.GroupNorm(2, 6).to(dtype)
+    check(module, torch.randn(4, 6, 5, 5, dtype=dtype, requires_grad=True), dynamic=True)

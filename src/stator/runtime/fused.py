@@ -133,9 +133,10 @@ def _fused(items: Sequence[Item], lowering: Lowering, returned: set[str]) -> Fus
 
 def begin_workers() -> None:
     """Start what compiles kernels for a GPU, while the graph is still being traced."""
-    from stator.codegen.triton.compile import workers
+    from stator.codegen.triton.compile import has_triton, workers
 
-    Thread(target=workers, daemon=True).start()
+    if has_triton():  # else whoever wants a kernel is told
+        Thread(target=workers, daemon=True).start()
 
 
 def _dump_code(dump: Dump, name: str, code: Code, shapes: Mapping[Kernel, Shape]) -> None:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from stator.codegen.triton.kernel import write_kernel
+from stator.codegen.triton.shape import shape_of
 from stator.codegen.triton.translate import FIRST, Request, translate
+from stator.errors import CompileError
+from stator.loops.parse import parse
+from tests.codegen.triton.kernels import TEXTS
 
 pytest.importorskip("triton")
 
@@ -68,19 +74,48 @@ def test_a_worker_that_cannot_compile_a_kernel_goes_on() -> None:
     assert workers().try_each([named("right")])[0] is not None
 
 
-def test_a_worker_that_died_gets_a_successor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_dies_gets_a_successor(monkeypatch: pytest.MonkeyPatch) -> None:
     from stator.codegen.triton import compile as module
 
     own = module.Workers(1)
     (first,) = own.processes
     own.compile([named("before")])
-    first.kill()
-    first.wait()
+    first.send_signal(signal.SIGSTOP)
     monkeypatch.setattr(module, "translate", lambda request: translate(named("here")))
 
-    found = own.compile([named("lost"), named("next")])
+    collect = own.begin([named("lost"), named("next")])
+    first.kill()  # while it has the first of them
+    found = collect()
     (second,) = own.processes
     own.close()
 
     assert [cubin.name for cubin in found] == ["here", "next"]  # only what it died of is done here
     assert second is not first
+
+
+def test_a_worker_that_nobody_asks_ends_and_is_started_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from stator.codegen.triton import compile as module
+
+    own = module.Workers(1, patience=0.0)
+    (first,) = own.processes
+    first.wait(timeout=60)
+    own.patience = 60.0
+    monkeypatch.setattr(module, "translate", lambda request: pytest.fail("done here"))
+
+    (found,) = own.compile([named("late")])
+    own.close()
+
+    assert found.name == "late"
+    assert first.returncode == 0
+
+
+def test_without_triton_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    from stator.codegen.triton import compile as module
+
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    kernel = parse(TEXTS["columns"])
+
+    with pytest.raises(CompileError, match="Triton, which is not installed"):
+        module.compile_all([write_kernel(kernel, shape_of(kernel))], 90)

@@ -63,7 +63,7 @@ def _load_side_by_side(shares: list[list[Kernel]]) -> list[tuple[list[Kernel], j
 def _shares(kernels: list[Kernel]) -> list[list[Kernel]]:
     """Kernels in as many modules as there are processors, of about the same size."""
     sizes = {kernel: sum(len(nodes(s)) for s in kernel.statements) for kernel in kernels}
-    count = min(_processors(), 1 + sum(sizes.values()) // WORTH_A_MODULE)
+    count = min(processors(), 1 + sum(sizes.values()) // WORTH_A_MODULE)
     shares: list[list[Kernel]] = [[] for _ in range(count)]
     loads = [0] * count
     for kernel in sorted(kernels, key=lambda kernel: -sizes[kernel]):
@@ -73,7 +73,7 @@ def _shares(kernels: list[Kernel]) -> list[list[Kernel]]:
     return [share for share in shares if share]
 
 
-def _processors() -> int:
+def processors() -> int:
     """How many the process may use, where the system tells."""
     allowed = getattr(os, "sched_getaffinity", None)
     return len(allowed(0)) if allowed is not None else os.cpu_count() or 1

@@ -18,6 +18,7 @@ from stator.codegen.triton.launch import Launcher, load
 from stator.codegen.triton.shape import WARP, Shape, shape_of
 from stator.codegen.triton.translate import Cubin
 from stator.core import faults
+from stator.errors import Unsupported
 from stator.loops.index import Index
 from stator.loops.ir import Kernel
 
@@ -127,6 +128,12 @@ def _compiled(kernels: Sequence[Shaped], place: Place) -> Begun:
 
 def capability_of(device: torch.device) -> int:
     """Of the card; 90: Hopper."""
+    if torch.version.hip is not None:  # torch calls these cards cuda as well
+        raise Unsupported(
+            "kernels",
+            "no kernels are written for GPUs by AMD",
+            hint="torch runs every operator there; Options(kernels=False) says that this is meant",
+        )
     major, minor = torch.cuda.get_device_capability(device)
     return int(10 * major + minor)
 

@@ -6,22 +6,25 @@ Triton's compiler is Python for the most part, so threads of one process would w
 from __future__ import annotations
 
 import atexit
-import os
 import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from queue import LifoQueue
 from threading import Lock
 from typing import Any, Final
 
+from stator.codegen.llvm.backend import processors
 from stator.codegen.triton.kernel import Written
 from stator.codegen.triton.translate import Cubin, Request, translate
+from stator.errors import CompileError
 
 MOST_WORKERS: Final = 16
+PATIENCE: Final = 120.0  # seconds after which a worker ends that nobody asks
 WORTH_WORKERS: Final = 2  # kernels: one alone is compiled here
 
 
@@ -50,7 +53,18 @@ def compile_each(
     return workers().try_each(requests) if requests else []
 
 
+def has_triton() -> bool:
+    """Whether it is installed; it is not asked for more."""
+    return find_spec("triton") is not None
+
+
 def _requests(kernels: Sequence[Written], capability: int, aligned: bool) -> list[Request]:
+    if not has_triton():
+        raise CompileError(
+            "kernels",
+            "kernels for a GPU are compiled by Triton, which is not installed",
+            hint="install triton, or pass Options(kernels=False): torch runs every operator then",
+        )
     return [
         Request(w.name, w.source, w.signature, w.shape.warps, w.shape.stages, capability, aligned)
         for w in kernels
@@ -65,7 +79,7 @@ def workers() -> Workers:
 
 @cache
 def _workers() -> Workers:
-    return Workers(min(MOST_WORKERS, os.cpu_count() or 1))
+    return Workers(min(MOST_WORKERS, processors()))
 
 
 _lock: Final = Lock()
@@ -74,11 +88,12 @@ _lock: Final = Lock()
 class Workers:
     """Processes that wait for kernels to compile."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, patience: float = PATIENCE) -> None:
+        self.patience = patience
         # The last that was busy is the first to be asked again: it has read and compiled most.
         self.idle: LifoQueue[Any] = LifoQueue()
         self.pool = ThreadPoolExecutor(count)
-        self.processes = [_started() for _ in range(count)]
+        self.processes = [_started(patience) for _ in range(count)]
         for process in self.processes:
             self.idle.put(process)
         atexit.register(self.close)
@@ -102,6 +117,8 @@ class Workers:
 
     def _answer(self, request: Request) -> Cubin | None:
         process = self.idle.get()
+        if process.poll() is not None:  # it waited long enough, or was ended
+            process = self._successor(process)
         try:
             pickle.dump(request, process.stdin)
             process.stdin.flush()
@@ -116,7 +133,7 @@ class Workers:
     def _successor(self, process: Any) -> Any:
         """A new worker in place of one that died; the dead one, where none can be started."""
         try:
-            fresh = _started()
+            fresh = _started(self.patience)
         except OSError:
             return process
         process.kill()
@@ -133,6 +150,6 @@ class Workers:
             process.communicate()
 
 
-def _started() -> subprocess.Popen[bytes]:
-    command = [sys.executable, str(Path(__file__).with_name("worker.py"))]
+def _started(patience: float) -> subprocess.Popen[bytes]:
+    command = [sys.executable, str(Path(__file__).with_name("worker.py")), str(patience)]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
