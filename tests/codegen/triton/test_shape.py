@@ -107,6 +107,16 @@ def test_rows_that_are_only_summed_have_many_warps() -> None:
     assert shape_of(long(1 << 12, 1 << 15, shares=True)).warps == 4
 
 
+@pytest.mark.parametrize(("rows", "each"), [(1, 8), (100, 8), (1 << 12, 32)])
+def test_threads_hold_less_where_a_program_has_a_multiprocessor_to_itself(
+    rows: int, each: int
+) -> None:
+    """More warps wait less for each other's loads, and there is less to compile."""
+    shape = shape_of(long(rows, 1 << 13, shares=True))
+
+    assert shape.outer * shape.inner // (32 * shape.warps) == each
+
+
 def test_what_is_larger_than_a_cache_is_not_kept_there() -> None:
     large, small = (source_of(long(rows, 1 << 15)) for rows in (1 << 12, 1 << 9))
 

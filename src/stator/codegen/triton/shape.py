@@ -29,6 +29,11 @@ SIDE: Final = 64  # of a tile, in elements
 # take 0.87 of the time of 16, which wait for each other at the end of each row.
 LONG_WARPS: Final = ((1 << 11, 4), (1 << 10, 8), (0, 16))
 TILE: Final = 1 << 13  # elements of several rows that one program takes
+# Elements of a row that a thread holds, and the most warps that share one: loads enough under way,
+# and registers for them.  Fewer where a program has a multiprocessor to itself, which else idles
+# while few warps wait; and all that a thread holds is written out, and compiled one by one.
+HELD: Final = (32, 16)
+HELD_ALONE: Final = (8, 32)
 ACROSS: Final = 64  # rows next to each other, where these lie closer than the elements of one
 AT_A_TIME: Final = 32  # elements of each, there; half as many of half precision (measured)
 SEVERAL_SUMS: Final = 8  # elements of each at a time, where they go to several sums in f64
@@ -102,8 +107,8 @@ def shape_of(kernel: Kernel) -> Shape:
         return Shape("rows", 1, warps * WARP * WIDEST // max(bytes_, 2), warps)
     inner = power(longest)
     outer = max(1, min(TILE // inner, power(rows) // PROGRAMS, 64))
-    # 32 elements for each thread: loads enough under way, and registers for them.
-    warps = min(max(outer * inner // (32 * WARP), 1), 16)
+    each, most = HELD if -(-rows // outer) >= FEWEST_PROGRAMS or inner > TILE else HELD_ALONE
+    warps = min(max(outer * inner // (each * WARP), 1), most)
     return Shape("rows", outer, inner, max(warps, min(4, power(outer * inner // WARP))))
 
 
