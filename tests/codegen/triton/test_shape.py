@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from stator.codegen.triton.kernel import source_of
+from stator.codegen.triton.kernel import source_of, write_kernel
 from stator.codegen.triton.shape import AT_A_TIME, FEWEST_PROGRAMS, is_wide, shape_of
 from stator.loops.ir import Kernel
 from stator.loops.parse import parse
+
+pytest.importorskip("triton")
+
+from stator.codegen.triton.compile import compile_all
+from tests.codegen.triton.assembly import needs_disassembler, operations
 
 COLUMNS = """
 kernel columns
@@ -74,6 +79,32 @@ def test_few_columns_are_cut_into_slender_blocks(rows: int, across: int) -> None
 
     assert shape.outer == across
     assert rows // shape.outer >= FEWEST_PROGRAMS or across * 8 == 32
+
+
+@pytest.mark.parametrize(
+    ("rows", "length", "columns"),
+    [
+        (1 << 20, 4, 1024),
+        (1 << 18, 4, 512),
+        (1 << 20, 5, 1024),
+        (1 << 20, 16, 64),
+        (1 << 14, 4, 64),
+    ],
+)
+def test_short_columns_are_one_threads(rows: int, length: int, columns: int) -> None:
+    assert shape_of(kernel_of(COLUMNS, rows, length, "bf16")).outer == columns
+
+
+@needs_disassembler
+def test_short_columns_are_read_16_bytes_at_a_time_and_summed_in_registers() -> None:
+    kernel = kernel_of(COLUMNS, 1 << 20, 4, "bf16")
+    (cubin,) = compile_all([write_kernel(kernel, shape_of(kernel))], 90)
+
+    found = operations(cubin.code)
+
+    assert cubin.shared == 0
+    assert [name for name in found if name.startswith("LDG")] == 4 * ["LDG.E.128"]
+    assert found.count("STG.E.128") == 1
 
 
 def test_columns_of_half_precision_stay_as_wide_as_an_access() -> None:

@@ -38,6 +38,7 @@ ACROSS: Final = 64  # rows next to each other, where these lie closer than the e
 AT_A_TIME: Final = 32  # elements of each, there; half as many of half precision (measured)
 SEVERAL_SUMS: Final = 8  # elements of each at a time, where they go to several sums in f64
 FEWEST_PROGRAMS: Final = 1 << 7  # fewer leave most of a large card idle
+SHORT: Final = 8  # elements of a column, those of all its loads together, that one thread takes
 LEAST_ACROSS: Final = 32  # bytes side by side that memory gives at once
 # What few rows are cut into instead.  Measured on 64 to 2,048 rows of sums of pieces in f64: 42 to
 # 5, 15 to 4 and 7 to 4.5 microseconds.
@@ -141,12 +142,18 @@ def _columns(kernel: Kernel, lengths: list[Index]) -> Shape:
     bytes_ = max((buffer.dtype.bytes for buffer in kernel.read), default=4)
     longest = max(length.constant or SLENDER for length in lengths)
     rows = product([axis.size for axis in kernel.outer]).constant
+    sums = [s.value.dtype for s in kernel.statements if isinstance(s, Accumulate)]
+    if power(longest) * _moving_loads(kernel) <= SHORT and DType.F64 not in sums:
+        # No two threads share a column: nothing goes through shared memory.
+        wide = WIDEST // bytes_ * WARP
+        for warps in (4, 2, 1):
+            if rows and rows >= wide * warps * PROGRAMS:
+                return Shape("rows", wide * warps, power(longest), warps)
     across = ACROSS
     while rows and rows < across * FEWEST_PROGRAMS and across * bytes_ > LEAST_ACROSS:
         across //= 2
     if across < ACROSS:
         return Shape("rows", across, min(power(longest), SLENDER), 8 if longest >= SHARED else 4)
-    sums = [s.value.dtype for s in kernel.statements if isinstance(s, Accumulate)]
     most = AT_A_TIME // 2 if bytes_ <= 2 else AT_A_TIME
     return Shape(
         "rows", across, min(power(longest), most if sums.count(DType.F64) < 2 else SEVERAL_SUMS), 4
