@@ -56,6 +56,17 @@ kernel long
     acc0 sum= x[{length}*i0 + i1]
   {then}
 """
+SCALED = """
+kernel scaled
+  buffer x: {dtype}[{all}]
+  buffer w: {dtype}[{length}]
+  buffer y: {dtype}[{all}]
+  outer i0: {rows}
+  stage i1: {length}
+    acc0 sum= x[{length}*i0 + i1]
+  stage i2: {length}
+    y[{length}*i0 + i2] = mul(sub(x[{length}*i0 + i2], acc0), w[i2])
+"""
 TOTAL = "stage\n    y[i0] = acc0"
 SHARES = "stage i2: {length}\n    y[{length}*i0 + i2] = div(x[{length}*i0 + i2], acc0)"
 
@@ -136,6 +147,26 @@ def test_numbers_beyond_32_bits_have_64_either_way(first: str) -> None:
 def test_rows_that_are_only_summed_have_many_warps() -> None:
     assert shape_of(long(1 << 12, 1 << 15)).warps == 16
     assert shape_of(long(1 << 12, 1 << 15, shares=True)).warps == 4
+
+
+@pytest.mark.parametrize(
+    ("dtype", "length", "warps"),
+    [("bf16", 768, 4), ("bf16", 304, 2), ("bf16", 100, 4), ("f32", 768, 8), ("f32", 304, 4)],
+)
+def test_a_vector_is_long_enough_for_all_that_share_it(dtype: str, length: int, warps: int) -> None:
+    shape = shape_of(kernel_of(SCALED, 1 << 14, length, dtype))
+
+    assert shape.warps == warps
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+@pytest.mark.parametrize("length", [304, 768, 2000])
+def test_rows_stay_where_they_were_loaded_beside_a_vector(dtype: str, length: int) -> None:
+    kernel = kernel_of(SCALED, 1 << 14, length, dtype)
+    shape = shape_of(kernel)
+    (cubin,) = compile_all([write_kernel(kernel, shape)], 90)
+
+    assert cubin.shared <= shape.outer * shape.warps * 4  # a sum of each row and warp
 
 
 @pytest.mark.parametrize(("rows", "each"), [(1, 8), (100, 8), (1 << 12, 32)])

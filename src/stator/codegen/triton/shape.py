@@ -110,7 +110,14 @@ def shape_of(kernel: Kernel) -> Shape:
     outer = max(1, min(TILE // inner, power(rows) // PROGRAMS, 64))
     each, most = HELD if -(-rows // outer) >= FEWEST_PROGRAMS or inner > TILE else HELD_ALONE
     warps = min(max(outer * inner // (each * WARP), 1), most)
-    return Shape("rows", outer, inner, max(warps, min(4, power(outer * inner // WARP))))
+    warps = max(warps, min(4, power(outer * inner // WARP)))
+    if _has_vectors(kernel):
+        # Enough of a vector for all threads: else Triton has rows lie as the vector does, through
+        # shared memory and back.
+        enough = inner // (_widest(kernel) * WARP)
+        while outer > 1 and warps > enough >= 1:
+            outer, warps = outer // 2, warps // 2
+    return Shape("rows", outer, inner, warps)
 
 
 def _flat(kernel: Kernel) -> Shape:
@@ -166,6 +173,19 @@ def _weight(kernel: Kernel) -> int:
     return 1 if count <= 2 else 2 if count <= 4 else 4
 
 
+def _has_vectors(kernel: Kernel) -> bool:
+    """Whether all rows read the same elements, as of a weight."""
+    inner = {axis for stage in kernel.stages for axis in stage.inner}
+    found = (n.index.axes for s in kernel.statements for n in nodes(s) if isinstance(n, Load))
+    return any(axes & inner and not axes & set(kernel.outer) for axes in found)
+
+
+def _widest(kernel: Kernel) -> int:
+    """Elements that a thread moves at once, at most."""
+    bytes_ = min((buffer.dtype.bytes for buffer in (*kernel.read, *kernel.written)), default=4)
+    return min(WIDEST // bytes_, 8)
+
+
 def _moving_loads(kernel: Kernel) -> int:
     """Loads that differ from one element to the next."""
     inner = {axis for stage in kernel.stages for axis in stage.inner} or set(kernel.outer)
@@ -181,9 +201,8 @@ def _has_threefry(kernel: Kernel) -> bool:
 
 def side_by_side(kernel: Kernel, shape: Shape) -> int:
     """Elements that a thread moves at once, as Triton lays them out: 8, or 4 at least."""
-    bytes_ = min((buffer.dtype.bytes for buffer in (*kernel.read, *kernel.written)), default=4)
     each = shape.outer * shape.inner // (WARP * shape.warps)
-    return 8 if min(WIDEST // bytes_, each) >= 8 else 4
+    return 8 if min(_widest(kernel), each) >= 8 else 4
 
 
 def is_coarse(kernel: Kernel) -> bool:
