@@ -86,25 +86,35 @@ def shifted_right_unsigned(x, count, width: tl.constexpr):
 # --- mathematics ---
 
 
+def power_of_two(x):
+    """2 to that power, to some ulp of f32; what is less than 1e-38 is 0: one of hardware.py's."""
+    return tl.exp2(x)
+
+
+def reciprocal(x):
+    """1 over it, to an ulp of f32; 0 where it is beyond 8e37: one of hardware.py's."""
+    return 1.0 / x
+
+
 def normal_cdf(x):
     """The normal distribution, within 1e-7 of 1: a polynomial in 1 / (1 + p |x|) times exp(-x²/2).
 
     Formula 7.1.26 of Abramowitz and Stegun, Handbook of Mathematical Functions.
     """
-    t = 1.0 / (1.0 + 0.23164189 * tl.abs(x))  # 0.3275911 / sqrt(2)
-    sum_ = 1.061405429 * t - 1.453152027
-    sum_ = sum_ * t + 1.421413741
-    sum_ = sum_ * t - 0.284496736
-    sum_ = sum_ * t + 0.254829592
-    tail = 0.5 * sum_ * t * tl.exp2(-0.72134752 * x * x)  # log2(e) / 2
+    t = reciprocal(1.0 + 0.23164189 * tl.abs(x))  # 0.3275911 / sqrt(2)
+    sum_ = 0.5307027145 * t - 0.7265760135  # its numbers, halved
+    sum_ = sum_ * t + 0.7107068705
+    sum_ = sum_ * t - 0.142248368
+    sum_ = sum_ * t + 0.127414796
+    tail = sum_ * t * power_of_two(-0.72134752 * x * x)  # log2(e) / 2
     return tl.where(x < 0, tail, 1.0 - tail)
 
 
 def coarse_tanh(x):
     """To some ulp of f32, of the hardware's exponential; near 0, where 1 would cancel, a series."""
     near = x * (1.0 - x * x * 0.3333333333333333)
-    grown = tl.exp2(x * 2.885390081777927)  # 2 / log(2); what it makes 0 of, 1 hides
-    return tl.where(tl.abs(x) < 0.0625, near, 1.0 - 2.0 / (grown + 1.0))
+    grown = power_of_two(x * 2.885390081777927)  # 2 / log(2); what it makes 0 of, 1 hides
+    return tl.where(tl.abs(x) < 0.0625, near, 1.0 - 2.0 * reciprocal(grown + 1.0))
 
 
 # --- random bits: loops/threefry.py ---
@@ -234,6 +244,8 @@ FUNCTIONS = (
     *(divided, remainder, floor_divided, floor_remainder, shifted_left, shifted_right),
     *(
         shifted_right_unsigned,
+        power_of_two,
+        reciprocal,
         normal_cdf,
         coarse_tanh,
         rotated,

@@ -247,7 +247,7 @@ def _online(e: Emitter, first: Stage, second: Stage, block: int, stores: Sequenc
     largest = first.body[0]
     assert isinstance(largest, Accumulate), "it was looked at"
     e.dims = (e.dims[0], Dim("r", str(block), None))
-    open_totals(e, TYPES[largest.value.dtype])
+    open_totals(e, largest.value.dtype)
     _read_outside(e, first)
     stage = Stage(first.inner, (largest, *stores))
     for blocks, enter in _loops(e, stage, block, AT_ONCE):
@@ -261,7 +261,7 @@ def _online(e: Emitter, first: Stage, second: Stage, block: int, stores: Sequenc
             with e.scope(scope):
                 for store in stores:
                     e.store(store, e.value(store.value))
-        take_in(e, taken)
+        take_in(e, largest.value.dtype, taken)
     close_totals(e, first, second)
 
 

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from stator.codegen.triton.emitter import Emitter
+from stator.codegen.triton.prims import TYPES
+from stator.core.dtypes import DType
 from stator.loops.ir import (
     Accumulate,
     Accumulated,
@@ -87,22 +89,22 @@ def stores_along(kernel: Kernel, stages: Sequence[Stage], number: int) -> list[i
     return found
 
 
-def open_totals(e: Emitter, dtype: str) -> None:
+def open_totals(e: Emitter, dtype: DType) -> None:
     """What threads keep: nothing yet."""
     shape = e.shape(("x", "r"))
-    e.line(f'tops_ = tl.full({shape}, float("-inf"), {dtype})')
-    e.line(f"sums_ = tl.full({shape}, 0.0, {dtype})")
+    e.line(f'tops_ = tl.full({shape}, float("-inf"), {TYPES[dtype]})')
+    e.line(f"sums_ = tl.full({shape}, 0.0, {TYPES[dtype]})")
 
 
-def take_in(e: Emitter, blocks: Sequence[str]) -> None:
+def take_in(e: Emitter, dtype: DType, blocks: Sequence[str]) -> None:
     """Blocks of the row; beyond its end they hold -inf."""
     top = "tops_"
     for block in blocks:
         top = e.let(f"larger_or_nan({top}, {block})")
     base = _finite(e, top)
-    total = f"sums_ * {exp_text(e, f'tops_ - {base}')}"
+    total = f"sums_ * {exp_text(e, dtype, f'tops_ - {base}')}"
     for block in blocks:
-        total += f" + {exp_text(e, f'{block} - {base}')}"
+        total += f" + {exp_text(e, dtype, f'{block} - {base}')}"
     e.line(f"sums_ = {total}")
     e.line(f"tops_ = {top}")
 
@@ -113,7 +115,7 @@ def close_totals(e: Emitter, first: Stage, second: Stage) -> None:
     assert isinstance(largest, Accumulate)
     assert isinstance(total, Accumulate)
     top = e.let("reduced(tops_, 1, larger_or_nan, keep_dims=True)", "acc")
-    shrunk = exp_text(e, f"tops_ - {_finite(e, top)}")
+    shrunk = exp_text(e, largest.value.dtype, f"tops_ - {_finite(e, top)}")
     e.accumulated(largest.name, top)
     e.accumulated(total.name, e.let(f"reduced(sums_ * {shrunk}, 1, add, keep_dims=True)", "acc"))
 
@@ -123,10 +125,11 @@ def _finite(e: Emitter, top: str) -> str:
     return e.let(f'tl.where({top} == float("-inf"), 0.0, {top})')
 
 
-def exp_text(e: Emitter, value: str) -> str:
+def exp_text(e: Emitter, dtype: DType, value: str) -> str:
     """An exponential, as fine as the kernel needs it.
 
     The coarse one makes 0 of what is less than 1e-38, which does not count beside the largest's 1;
     asked for more, the hardware takes five instructions in place of two.
     """
-    return f"tl.exp2(({value}) * {LOG2_E})" if e.is_coarse else f"libdevice.exp({value})"
+    is_coarse = e.is_coarse and dtype is DType.F32
+    return f"power_of_two(({value}) * {LOG2_E})" if is_coarse else f"libdevice.exp({value})"

@@ -29,10 +29,16 @@ SIDE: Final = 64  # of a tile, in elements
 # take 0.87 of the time of 16, which wait for each other at the end of each row.
 LONG_WARPS: Final = ((1 << 11, 4), (1 << 10, 8), (0, 16))
 TILE: Final = 1 << 13  # elements of several rows that one program takes
+# Elements of a row that a thread holds, and the most warps that share one: loads enough under way,
+# and registers for them.  Fewer where a program has a multiprocessor to itself, which else idles
+# while few warps wait; and all that a thread holds is written out, and compiled one by one.
+HELD: Final = (32, 16)
+HELD_ALONE: Final = (8, 32)
 ACROSS: Final = 64  # rows next to each other, where these lie closer than the elements of one
 AT_A_TIME: Final = 32  # elements of each, there; half as many of half precision (measured)
 SEVERAL_SUMS: Final = 8  # elements of each at a time, where they go to several sums in f64
 FEWEST_PROGRAMS: Final = 1 << 7  # fewer leave most of a large card idle
+SHORT: Final = 8  # elements of a column, those of all its loads together, that one thread takes
 LEAST_ACROSS: Final = 32  # bytes side by side that memory gives at once
 # What few rows are cut into instead.  Measured on 64 to 2,048 rows of sums of pieces in f64: 42 to
 # 5, 15 to 4 and 7 to 4.5 microseconds.
@@ -102,9 +108,16 @@ def shape_of(kernel: Kernel) -> Shape:
         return Shape("rows", 1, warps * WARP * WIDEST // max(bytes_, 2), warps)
     inner = power(longest)
     outer = max(1, min(TILE // inner, power(rows) // PROGRAMS, 64))
-    # 32 elements for each thread: loads enough under way, and registers for them.
-    warps = min(max(outer * inner // (32 * WARP), 1), 16)
-    return Shape("rows", outer, inner, max(warps, min(4, power(outer * inner // WARP))))
+    each, most = HELD if -(-rows // outer) >= FEWEST_PROGRAMS or inner > TILE else HELD_ALONE
+    warps = min(max(outer * inner // (each * WARP), 1), most)
+    warps = max(warps, min(4, power(outer * inner // WARP)))
+    if _has_vectors(kernel):
+        # Enough of a vector for all threads: else Triton has rows lie as the vector does, through
+        # shared memory and back.
+        enough = inner // (_widest(kernel) * WARP)
+        while outer > 1 and warps > enough >= 1:
+            outer, warps = outer // 2, warps // 2
+    return Shape("rows", outer, inner, warps)
 
 
 def _flat(kernel: Kernel) -> Shape:
@@ -136,12 +149,18 @@ def _columns(kernel: Kernel, lengths: list[Index]) -> Shape:
     bytes_ = max((buffer.dtype.bytes for buffer in kernel.read), default=4)
     longest = max(length.constant or SLENDER for length in lengths)
     rows = product([axis.size for axis in kernel.outer]).constant
+    sums = [s.value.dtype for s in kernel.statements if isinstance(s, Accumulate)]
+    if power(longest) * _moving_loads(kernel) <= SHORT and DType.F64 not in sums:
+        # No two threads share a column: nothing goes through shared memory.
+        wide = WIDEST // bytes_ * WARP
+        for warps in (4, 2, 1):
+            if rows and rows >= wide * warps * PROGRAMS:
+                return Shape("rows", wide * warps, power(longest), warps)
     across = ACROSS
     while rows and rows < across * FEWEST_PROGRAMS and across * bytes_ > LEAST_ACROSS:
         across //= 2
     if across < ACROSS:
         return Shape("rows", across, min(power(longest), SLENDER), 8 if longest >= SHARED else 4)
-    sums = [s.value.dtype for s in kernel.statements if isinstance(s, Accumulate)]
     most = AT_A_TIME // 2 if bytes_ <= 2 else AT_A_TIME
     return Shape(
         "rows", across, min(power(longest), most if sums.count(DType.F64) < 2 else SEVERAL_SUMS), 4
@@ -152,6 +171,19 @@ def _weight(kernel: Kernel) -> int:
     """How many values of a row are alive at once, roughly, beyond one or two."""
     count = _moving_loads(kernel)
     return 1 if count <= 2 else 2 if count <= 4 else 4
+
+
+def _has_vectors(kernel: Kernel) -> bool:
+    """Whether all rows read the same elements, as of a weight."""
+    inner = {axis for stage in kernel.stages for axis in stage.inner}
+    found = (n.index.axes for s in kernel.statements for n in nodes(s) if isinstance(n, Load))
+    return any(axes & inner and not axes & set(kernel.outer) for axes in found)
+
+
+def _widest(kernel: Kernel) -> int:
+    """Elements that a thread moves at once, at most."""
+    bytes_ = min((buffer.dtype.bytes for buffer in (*kernel.read, *kernel.written)), default=4)
+    return min(WIDEST // bytes_, 8)
 
 
 def _moving_loads(kernel: Kernel) -> int:
@@ -169,9 +201,8 @@ def _has_threefry(kernel: Kernel) -> bool:
 
 def side_by_side(kernel: Kernel, shape: Shape) -> int:
     """Elements that a thread moves at once, as Triton lays them out: 8, or 4 at least."""
-    bytes_ = min((buffer.dtype.bytes for buffer in (*kernel.read, *kernel.written)), default=4)
     each = shape.outer * shape.inner // (WARP * shape.warps)
-    return 8 if min(WIDEST // bytes_, each) >= 8 else 4
+    return 8 if min(_widest(kernel), each) >= 8 else 4
 
 
 def is_coarse(kernel: Kernel) -> bool:

@@ -103,15 +103,18 @@ def _through_stages(source: Any, target: Any, options: dict[str, Any]) -> tuple[
 
 @cache
 def _names() -> Mapping[str, Any]:
-    """What a kernel's source refers to; functions of device.py refer to each other."""
+    """What a kernel's source refers to; functions of device.py refer to each other.
+
+    Those of hardware.py come last: they take the place of others.
+    """
     import triton
     import triton.language as tl
     from triton.language.extra import libdevice
 
-    from stator.codegen.triton import device
+    from stator.codegen.triton import device, hardware
 
     own: dict[str, Any] = {"tl": tl}
-    for function in device.FUNCTIONS:
+    for function in (*device.FUNCTIONS, *hardware.FUNCTIONS):
         own[function.__name__] = triton.jit(_bound(function, own))
     named = {"reduced": tl.reduce, "scanned": tl.associative_scan, "dotted": tl.dot}
     return {**own, "libdevice": libdevice, **named}
