@@ -28,6 +28,7 @@ SHARED_AT_MOST: Final = 48 << 10  # bytes that a kernel gets without asking
 MAX_DYNAMIC_SHARED: Final = 8  # the attribute with which it asks
 INVALID_CONTEXT: Final = 201  # no call has made one current in this thread yet
 UNKNOWN: Final = 999
+RELAXED: Final = 2  # the mode of a thread that may do anything while a stream is recorded
 MOST_DEVICES: Final = 128  # torch numbers them in a byte
 
 
@@ -189,6 +190,7 @@ _LOADING: Final = f"""
 declare i32 @cuInit(i32) nonlazybind
 declare i32 @cuDevicePrimaryCtxRetain(ptr, i32) nonlazybind
 declare i32 @cuCtxSetCurrent(ptr) nonlazybind
+declare i32 @cuThreadExchangeStreamCaptureMode(ptr) nonlazybind
 declare i32 @cuModuleLoadData(ptr, ptr) nonlazybind
 declare i32 @cuModuleGetFunction(ptr, ptr, ptr) nonlazybind
 declare i32 @cuFuncSetAttribute(ptr, i32, i32) nonlazybind
@@ -210,8 +212,24 @@ fail:
   ret i32 %retained
 }}
 
-; Load a kernel and put it into its cell.  Two threads at once both load it, and either is right.
+; The same as below, also while somebody records a CUDA graph: nothing of it belongs there, but a
+; recording that does not allow for it would be lost.
 define internal i32 @load(ptr %cubin, ptr %name, i32 %shared, i32 %device, ptr %cell) {{
+  %mode_at = alloca i32
+  store i32 {RELAXED}, ptr %mode_at
+  %exchanged = call i32 @cuThreadExchangeStreamCaptureMode(ptr %mode_at)  ; it holds the old one now
+  %code = call i32 @load_relaxed(ptr %cubin, ptr %name, i32 %shared, i32 %device, ptr %cell)
+  %is_exchanged = icmp eq i32 %exchanged, 0
+  br i1 %is_exchanged, label %back, label %done
+back:
+  call i32 @cuThreadExchangeStreamCaptureMode(ptr %mode_at)
+  br label %done
+done:
+  ret i32 %code
+}}
+
+; Load a kernel and put it into its cell.  Two threads at once both load it, and either is right.
+define internal i32 @load_relaxed(ptr %cubin, ptr %name, i32 %shared, i32 %device, ptr %cell) {{
   %module_at = alloca ptr
   %function_at = alloca ptr
   %current = call i32 @make_current(i32 %device)
