@@ -115,3 +115,24 @@ def test_replays_on_several_streams_wait_for_each_other(monkeypatch: pytest.Monk
 def test_a_device_has_one_recorder() -> None:
     assert recorder_of(GPU) is recorder_of(torch.device("cuda:0"))
     assert recorder_of(GPU) is not recorder_of(torch.device("cuda:1"))
+
+
+def test_the_stream_that_is_asked_is_that_of_the_programs_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0]
+
+    @contextmanager
+    def device(other: torch.device) -> Any:
+        before, now[0] = now[0], other.index
+        yield
+        now[0] = before
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: now[0])
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: now[0] == 1)
+
+    asked = [CudaRecorder(torch.device("cuda", number)).is_recording() for number in (0, 1, 2)]
+
+    assert asked == [False, True, False]
+    assert now == [0]

@@ -31,6 +31,7 @@ from torch import Tensor
 
 from stator.core.logs import logger
 from stator.core.torch_types import Boxed
+from stator.runtime.making import making
 from stator.torch_api import copy_all, is_dense, is_sole, keeps_graph, storage_holders
 
 log: Final = logger("recordings")
@@ -475,7 +476,7 @@ class Replayed:
         if self.facts.overwrites:
             self._spare(arguments)
         recorder = self.pool.recorder
-        if self.is_plain or recorder.is_recording():
+        if self.is_plain or making.is_mine() or recorder.is_recording():
             return self.run(arguments)
         with recorder.lock:
             recording = self._ready(arguments)

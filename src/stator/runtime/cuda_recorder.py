@@ -33,7 +33,7 @@ class CudaRecorder:
 
     def is_recording(self) -> bool:
         """Whether somebody records what is done now."""
-        return bool(torch.cuda.is_current_stream_capturing())
+        return is_recorded(self.device)
 
     def order(self) -> None:
         """Let what is done now wait for what was replayed before."""
@@ -73,6 +73,14 @@ class CudaRecorder:
             other.capture_begin(capture_error_mode="thread_local")
             torch.zeros(1, device=self.device)
             other.capture_end()
+
+
+def is_recorded(device: torch.device) -> bool:
+    """Whether what is done now on a GPU goes into a recording, ours or somebody else's."""
+    if device.index == torch.cuda.current_device():
+        return bool(torch.cuda.is_current_stream_capturing())
+    with torch.cuda.device(device):
+        return bool(torch.cuda.is_current_stream_capturing())
 
 
 _recorders: Final[dict[torch.device, CudaRecorder]] = {}
