@@ -64,8 +64,8 @@ class Cuda:
             self.given[name] = list(given)
             self.modes[name] = self.mode
             if name == "cuThreadExchangeStreamCaptureMode" and not self.answers.get(name):
-                place = ctypes.c_int32.from_address(given[0])
-                place.value, self.mode = self.mode, place.value
+                exchanged = ctypes.c_int32.from_address(given[0])
+                exchanged.value, self.mode = self.mode, exchanged.value
             if name in RESULTS:
                 place, value = RESULTS[name]
                 ctypes.c_uint64.from_address(given[place]).value = value
@@ -165,6 +165,12 @@ def test_sizes_beyond_32_bits_stay_where_the_kernel_takes_64() -> None:
 
     assert cuda.parameters[2:4] == [1 << 33, 1]
     assert cuda.given["cuLaunchKernel"][1] == 1 << 26
+
+
+def test_more_blocks_than_there_can_be_are_not_fewer() -> None:
+    cuda = called(launcher(passed=("ptr", "ptr", "i64", "i64")), 1, 2, (1 << 39) + 128, 1)
+
+    assert cuda.given["cuLaunchKernel"][1] & 0xFFFFFFFF == 1 << 31  # one more than the most
 
 
 def test_what_a_kernel_does_not_take_is_left_out() -> None:

@@ -23,6 +23,7 @@ from stator.loops.index import Index, Symbol
 
 # How the entry's arguments may be handed on; "": the kernel does not take it.
 PASSED: Final = {"ptr": ("ptr", ""), "i64": ("i64", "i32", "")}
+TOO_MANY: Final = 1 << 31  # blocks along a dimension
 SHARED_AT_MOST: Final = 48 << 10  # bytes that a kernel gets without asking
 # Of CUDA's:
 MAX_DYNAMIC_SHARED: Final = 8  # the attribute with which it asks
@@ -164,7 +165,9 @@ def _launch(code: Indices, launcher: Launcher, grid: Sequence[str], parameters: 
     w.line(f"ret i32 {Asked.STREAM << STEP | UNKNOWN}")
     w.open_block("launch")
     stream = w.let("load ptr, ptr %stream_at")
-    blocks = [f"i32 {w.let(f'trunc i64 {size} to i32')}" for size in grid]
+    # More than a grid can have stay too many, for the driver to refuse.
+    most = [w.let(f"call i64 @llvm.umin.i64(i64 {size}, i64 {TOO_MANY})") for size in grid]
+    blocks = [f"i32 {w.let(f'trunc i64 {size} to i32')}" for size in most]
     given = [f"ptr {function}", *blocks, f"i32 {launcher.threads}", "i32 1", "i32 1"]
     given += [f"i32 {launcher.shared}", f"ptr {stream}", f"ptr {parameters}", "ptr null"]
     first = w.let(f"call i32 @cuLaunchKernel({', '.join(given)})")
@@ -196,6 +199,7 @@ declare i32 @cuModuleGetFunction(ptr, ptr, ptr) nonlazybind
 declare i32 @cuFuncSetAttribute(ptr, i32, i32) nonlazybind
 declare i32 @cuLaunchKernel(ptr, i32, i32, i32, i32, i32, i32, i32, ptr, ptr, ptr) nonlazybind
 declare i32 @aoti_torch_get_current_cuda_stream(i32, ptr) nonlazybind
+declare i64 @llvm.umin.i64(i64, i64)
 
 ; Make the primary context of a device that of this thread: torch does so when it first calls CUDA.
 define internal i32 @make_current(i32 %device) {{
