@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from queue import LifoQueue
@@ -71,6 +72,18 @@ def _workers() -> Workers:
 _lock: Final = Lock()
 
 
+def _begin_child() -> None:
+    """A forked child has the pipes of its parent's workers and none of its threads."""
+    _workers.cache_clear()
+    _lock.release()
+
+
+# Taken around a fork, so that a child finds it free.
+os.register_at_fork(
+    before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_begin_child
+)
+
+
 class Workers:
     """Processes that wait for kernels to compile."""
 
@@ -78,7 +91,10 @@ class Workers:
         # The last that was busy is the first to be asked again: it has read and compiled most.
         self.idle: LifoQueue[Any] = LifoQueue()
         self.pool = ThreadPoolExecutor(count)
-        self.processes = [_started() for _ in range(count)]
+        self.owner = os.getpid()
+        self.processes: list[Any] = []
+        with suppress(OSError):  # no more can be started: those there are do it, or this one
+            self.processes += (_started() for _ in range(count))
         for process in self.processes:
             self.idle.put(process)
         atexit.register(self.close)
@@ -101,12 +117,14 @@ class Workers:
         return self._answer(request) or translate(request)
 
     def _answer(self, request: Request) -> Cubin | None:
+        if not self.processes:
+            return None
         process = self.idle.get()
         try:
             pickle.dump(request, process.stdin)
             process.stdin.flush()
             answer = pickle.load(process.stdout)
-        except (OSError, EOFError, pickle.UnpicklingError):
+        except Exception:  # whatever it is: what comes next from there would answer this request
             answer = None  # it died: of memory, perhaps
             process = self._successor(process)
         finally:
@@ -126,6 +144,8 @@ class Workers:
 
     def close(self) -> None:
         """End them, and wait until they have."""
+        if os.getpid() != self.owner:  # a forked child, which ends before its parent
+            return
         self.pool.shutdown(wait=False)
         for process in self.processes:
             process.terminate()
