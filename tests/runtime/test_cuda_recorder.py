@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from stator.runtime import cuda_recorder
 from stator.runtime.cuda_recorder import CudaRecorder, recorder_of
+from tests.runtime.recorder import Program
 
 GPU = torch.device("cuda", 0)
 
@@ -107,9 +109,30 @@ def test_replays_on_several_streams_wait_for_each_other(monkeypatch: pytest.Monk
     recorder = CudaRecorder(GPU)
     for stream in (streams[0], streams[0], streams[1], streams[1], streams[0]):
         now[0] = stream
-        recorder.order()
+        assert recorder.order() is stream
 
     assert [stream.waits for stream in streams] == [["two"], ["one"]]
+
+
+def test_copies_are_held_for_every_stream_that_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They lie in memory of the stream that was current when they were made."""
+    program = Program(lambda x: [x * 2])
+    call = program.recorded()
+    held: list[tuple[int, Any]] = []
+
+    def hold(tensor: Tensor, stream: Any) -> None:
+        held.append((tensor.data_ptr(), stream))
+
+    monkeypatch.setattr(Tensor, "record_stream", hold)
+    given = [torch.ones(4) for _ in range(6)]
+    for x, stream in zip(given, ("one", "one", "one", "two", "two", "one"), strict=True):
+        program.recorder.stream = stream
+        assert torch.equal(call([x])[0], x * 2)
+
+    (size,) = call.sizes
+    (buffer,) = size.recording.buffers
+    place = buffer.tensor.data_ptr()
+    assert held == [(place, "one"), (place, "two"), (place, "one")]
 
 
 def test_a_device_has_one_recorder() -> None:

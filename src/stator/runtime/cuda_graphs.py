@@ -55,8 +55,11 @@ class Recorder(Protocol):
         """Whether somebody records what is done now."""
         ...
 
-    def order(self) -> None:
-        """Let what is done now wait for what was replayed before."""
+    def order(self) -> Any:
+        """Let what is done now wait for what was replayed before; the stream that does it.
+
+        The same object, as long as it is the same stream.
+        """
         ...
 
     def record(
@@ -309,6 +312,7 @@ class Recording:
     kept: list[Tensor]
     kept_addresses: frozenset[int]  # of all that is for the backward
     memory: Memory = field(init=False)  # of what is kept
+    stream: Any = None  # where it was replayed
 
     def __post_init__(self) -> None:
         others = [buffer.tensor for buffer in self.buffers]
@@ -351,8 +355,12 @@ class Recording:
             for buffer in self.buffers
         )
 
-    def play(self, arguments: list[Any]) -> tuple[Any, ...]:
+    def play(self, arguments: list[Any], stream: Any) -> tuple[Any, ...]:
         """Do again what was recorded, with other arguments."""
+        if stream is not self.stream:
+            for buffer in self.buffers:  # not given back before this stream is through with them
+                buffer.tensor.record_stream(stream)
+            self.stream = stream
         for buffer in self.buffers:
             buffer.fill(arguments[buffer.place])
         self.replay()
@@ -481,11 +489,11 @@ class Replayed:
         with recorder.lock:
             recording = self._ready(arguments)
             if recording is not None:
-                recorder.order()
+                stream = recorder.order()
                 if recording.kept:
                     self.pool.keeper = recording
                 self.pool.replayed += 1
-                return recording.play(arguments)
+                return recording.play(arguments, stream)
         return self.run(arguments)
 
     def _spare(self, arguments: list[Any]) -> None:

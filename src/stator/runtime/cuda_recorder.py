@@ -35,12 +35,14 @@ class CudaRecorder:
         """Whether somebody records what is done now."""
         return is_recorded(self.device)
 
-    def order(self) -> None:
-        """Let what is done now wait for what was replayed before."""
+    def order(self) -> Any:
+        """Let what is done now wait for what was replayed before; the stream that does it."""
         now = torch.cuda.current_stream(self.device)
-        if self.last is not None and self.last != now:
-            now.wait_stream(self.last)
-        self.last = now
+        if self.last != now:
+            if self.last is not None:
+                now.wait_stream(self.last)
+            self.last = now
+        return self.last
 
     def record(
         self, pool: Any, run: Boxed, arguments: list[Any]
