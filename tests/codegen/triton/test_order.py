@@ -129,6 +129,20 @@ kernel gaps
     y[1000*i0 + i1] = x[1001*i0 + i1]
     n[1001*i0 + i1] = 0.0:f32
 """,
+    "rows that lie side by side": """
+kernel columns
+  buffer n: f32[524288]
+  buffer x: f32[524288]
+  buffer g: f32[524288]
+  buffer y: f32[524288]
+  shares n: x
+  outer i0: 512
+  stage i1: 1024
+    acc0 sum= g[1024*i0 + i1]
+  stage i2: 1024
+    y[1024*i0 + i2] = sub(x[i0 + 512*i2], acc0)
+    n[i0 + 512*i2] = 0.0:f32
+""",
     "one element a row": """
 kernel first
   buffer n: f32[512]

@@ -92,13 +92,14 @@ def _is_own(
 
 def _elements(shape: Shape, stage: Stage) -> int:
     """Of a block; 0 where threads change what they hold on the way, as in a product."""
-    if shape.kind in ("flat", "tiles"):
-        return shape.outer * shape.inner
-    if shape.kind == "product":
-        return 0
-    if not shape.is_whole(stage.inner):
-        return shape.outer * shape.inner
-    return shape.outer * power(product([axis.size for axis in stage.inner]).constant or 1)
+    return 0 if shape.kind == "product" else shape.outer * _along(shape, stage)
+
+
+def _along(shape: Shape, stage: Stage) -> int:
+    """Elements of a block along the other dimension than that of the last outer axis."""
+    if shape.kind != "rows" or not shape.is_whole(stage.inner):
+        return shape.inner
+    return power(product([axis.size for axis in stage.inner]).constant or 1)
 
 
 def _is_spread_alike(kernel: Kernel, shape: Shape, stage: Stage, load: Load, each: int) -> bool:
@@ -128,18 +129,23 @@ def _lies_in_line(kernel: Kernel, shape: Shape, stage: Stage, index: Index, coun
     if len(fastest) != 1:
         return False
     (fast,) = fastest
-    length = lines[fast]
+    block, length = lines[fast]
     fits = length is None or (length.constant is not None and length.constant % count == 0)
-    return fits and all(factor % count == 0 for _, factor in (index - fast).terms)
+    in_steps = all(factor % count == 0 for _, factor in (index - fast).terms)
+    return block >= count and fits and in_steps
 
 
-def _lines(kernel: Kernel, shape: Shape, stage: Stage) -> dict[Axis, Index | None]:
-    """Axes along which a block runs, and after how many elements it goes to the next line.
+def _lines(kernel: Kernel, shape: Shape, stage: Stage) -> dict[Axis, tuple[int, Index | None]]:
+    """Axes along which a block runs, how far, and after how many elements another line begins.
 
     None: never, for nothing else lies along that dimension.
     """
     if shape.kind == "tiles":
         assert shape.side is not None, "tiles have two"
-        return {shape.side: None, kernel.outer[-1]: None}
-    groups = [axes for axes in (kernel.outer, stage.inner) if axes]
-    return {axes[-1]: axes[-1].size if len(axes) > 1 else None for axes in groups}
+        return {shape.side: (shape.inner, None), kernel.outer[-1]: (shape.outer, None)}
+    groups = ((kernel.outer, shape.outer), (stage.inner, _along(shape, stage)))
+    return {
+        axes[-1]: (block, axes[-1].size if len(axes) > 1 else None)
+        for axes, block in groups
+        if axes
+    }
