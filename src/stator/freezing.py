@@ -26,8 +26,9 @@ from stator.passes.freezing.pack_linear import pack_linear
 from stator.passes.freezing.pack_lstm import pack_lstm
 from stator.passes.freezing.take_constants import take_constants
 from stator.pipeline import FREEZING, compile_half
-from stator.runtime.constants import Set, making, remake, sets_of
+from stator.runtime.constants import Set, remake, sets_of
 from stator.runtime.discarded import is_discarded
+from stator.runtime.making import making
 from stator.torch_api import (
     TracingContext,
     is_traceable_wrapper_subclass,

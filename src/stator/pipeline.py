@@ -230,7 +230,9 @@ def make_tools(
         return choose(joint, classes, _wish(options, record), foresee)
 
     joint = with_registered("joint", JOINT if options.kernels else ())
-    held = {number: weakref.ref(weight) for number, weight in (weights or {}).items()}
+    # Only what freezes looks at weights; torch swaps no tensor that somebody refers to weakly.
+    refer = weakref.ref if options.freezing else lambda _: None
+    held = {number: refer(weight) for number, weight in (weights or {}).items()}
     return Tools(ctx, compile_graph, pick, joint, held)
 
 

@@ -155,13 +155,8 @@ def test_results_are_those_of_eager(name: str, built: Callable[..., Path]) -> No
         check(loaded, name)
 
 
-@pytest.mark.parametrize("name", ["perceptron", "half", "images"])
-def test_in_another_process(name: str, built: Callable[..., Path]) -> None:
-    code = (
-        "import stator\n"
-        "from tests.gpu.test_packages import check\n"
-        f"check(stator.load({str(built(name))!r}), {name!r})\n"
-    )
+def in_another_process(code: str) -> None:
+    """Run code there that may import these tests."""
     paths = os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -171,6 +166,31 @@ def test_in_another_process(name: str, built: Callable[..., Path]) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ["perceptron", "half", "images"])
+def test_in_another_process(name: str, built: Callable[..., Path]) -> None:
+    in_another_process(
+        "import stator\n"
+        "from tests.gpu.test_packages import check\n"
+        f"check(stator.load({str(built(name))!r}), {name!r})\n"
+    )
+
+
+def test_the_first_call_of_a_process_may_be_recorded(built: Callable[..., Path]) -> None:
+    """Kernels are loaded then, which the mode of torch.cuda.graph would not allow."""
+    in_another_process(
+        "import stator, torch\n"
+        "from tests.gpu.test_packages import made\n"
+        "model, (x,), _, _ = made('perceptron')\n"
+        f"loaded, graph = stator.load({str(built('perceptron'))!r}), torch.cuda.CUDAGraph()\n"
+        "with torch.no_grad():\n"
+        "    expected = model(x)\n"
+        "    with torch.cuda.graph(graph):\n"
+        "        found = loaded(x)\n"
+        "graph.replay()\n"
+        "torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-3)\n"
+    )
 
 
 @pytest.mark.parametrize("name", ["perceptron", "dynamic", "half", "images", "calls"])

@@ -217,6 +217,7 @@ _KINDS: Final[Mapping[str, tuple[Any, ...]]] = {
     "cuGetErrorString": (W, P),
     "cuDevicePrimaryCtxRetain": (P, W),
     "cuCtxSetCurrent": (P,),
+    "cuThreadExchangeStreamCaptureMode": (P,),
     "cuModuleLoadData": (P, P),
     "cuModuleGetFunction": (P, P, ctypes.c_char_p),
     "cuFuncSetAttribute": (P, W, W),

@@ -54,6 +54,7 @@ class Again:
     fails: str | None = None
     pools: int = 0
     orders: int = 0
+    stream: Any = None  # the current one
 
     def new_pool(self) -> object:
         self.pools += 1
@@ -62,8 +63,9 @@ class Again:
     def is_recording(self) -> bool:
         return self.busy
 
-    def order(self) -> None:
+    def order(self) -> Any:
         self.orders += 1
+        return self.stream
 
     def record(
         self, pool: Any, run: Boxed, arguments: list[Any]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,8 +14,14 @@ import torch
 from torch import Tensor, nn
 
 import stator
-from stator.graph.recipe import Recipe
+from stator.core.torch_types import Boxed
+from stator.graph.recipe import Constants, Do, Recipe, Weight
+from stator.runtime import constants
+from stator.runtime.constants import Program
+from stator.runtime.cuda_graphs import Pool, Recordable, with_cuda_graphs
+from stator.runtime.making import making
 from tests.passes.freezing.ways import expected_ways
+from tests.runtime.recorder import Again
 
 X = torch.randn(5, 256)
 
@@ -191,3 +199,119 @@ def test_a_weight_that_is_turned_in_its_place_is_packed_anew(freezing: bool) -> 
     close(run(X), net(X))
     net.weight.data = net.weight.data.t()
     close(run(X), net(X))
+
+
+# --- CUDA graphs ---
+
+
+def of_weights(make: Callable[[Tensor], Tensor], run: Boxed, *, frozen: bool = True) -> Program:
+    """A graph that reads what is made of its only argument, a weight, and nothing else."""
+    recipe = Recipe((0,), (Do(make, (Weight(0),), {}),))
+    return Program(run, Constants((recipe,), (), frozen))
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_what_is_made_while_a_graph_is_recorded_is_not_there_for_other_calls(
+    frozen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing has been computed before the first replay."""
+    recorded = [True]
+    monkeypatch.setattr(constants, "_are_recorded", lambda _: recorded[0])
+    made: list[Tensor] = []
+
+    def make(weight: Tensor) -> Tensor:
+        made.append(torch.full_like(weight, float("nan")) if recorded[0] else weight + 1)
+        return made[-1]
+
+    run, weight = of_weights(make, list, frozen=frozen), torch.ones(3)
+    assert run([weight])[0] is made[0]
+    recorded[0] = False
+    kept = run([weight])[0]
+    assert torch.equal(kept, weight + 1)
+    recorded[0] = True
+
+    assert (run([weight])[0] is kept) == frozen  # a frozen one is read, others follow weights
+    recorded[0] = False
+    assert run([weight])[0] is kept
+    assert len(made) == (2 if frozen else 3)
+
+
+def test_constants_that_a_graph_reads_outlive_those_that_take_their_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run, weight = of_weights(lambda weight: weight + 1, list), torch.ones(3)
+    run([weight])
+    monkeypatch.setattr(constants, "_are_recorded", lambda _: True)
+    read = weakref.ref(run([weight])[0])
+    monkeypatch.undo()
+
+    with making:
+        constants.remake(constants.sets_of([weight]), {id(weight): torch.zeros(3)})
+    gc.collect()
+
+    assert torch.equal(run([weight])[0], torch.ones(3))
+    assert read() is not None
+
+
+def test_threads_that_record_and_threads_that_make_constants_do_not_wait_for_each_other() -> None:
+    """One records a program that reads constants; one makes constants by what could be recorded."""
+    recorder = Again()
+    records, makes = threading.Event(), threading.Event()
+    patience = 5.0
+    inner = of_weights(lambda weight: weight + 1, list)
+
+    def recorded(arguments: list[Any]) -> Sequence[Any]:
+        if not recorder.is_live and not records.is_set():
+            records.set()
+            makes.wait(patience)
+        return inner([torch.ones(3)])  # a weight that was not seen before
+
+    def make(weight: Tensor) -> Tensor:
+        makes.set()
+        records.wait(patience)
+        return weight + replayed([weight])[0]
+
+    def with_graphs(run: Boxed) -> Boxed:
+        return with_cuda_graphs(run, Recordable(torch.device("cpu")), Pool(recorder), "forward")
+
+    first, replayed = with_graphs(recorded), with_graphs(lambda given: [given[0] * 2])
+    outer = of_weights(make, list)
+    found: list[Any] = []
+    one = threading.Thread(target=lambda: found.extend((first([]), first([]))), daemon=True)
+    one.start()
+    assert records.wait(patience)
+    other = threading.Thread(target=lambda: found.append(outer([torch.zeros(3)])[0]), daemon=True)
+    other.start()
+    for thread in (one, other):
+        thread.join(2 * patience)
+
+    assert len(found) == 3, "they wait for each other"
+
+
+# --- torch.utils.swap_tensors ---
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("size", [8, 512])  # read as it is, and packed
+def test_weights_may_be_swapped_behind_a_call(size: int) -> None:
+    net = nn.Linear(size, size)
+    run, x = compiled(net), torch.randn(64, size)
+    close(run(x), net(x))
+    gc.collect()  # what Dynamo noted while it traced
+
+    torch.utils.swap_tensors(net.weight, nn.Parameter(torch.randn(size, size)))
+
+    close(run(x), net(x))
+
+
+@torch.no_grad()
+def test_constants_go_with_the_weights_that_they_are_of() -> None:
+    run = of_weights(lambda weight: weight + 1, list, frozen=False)
+    weight = torch.ones(3)
+    made = weakref.ref(run([weight])[0])
+    assert made() is not None
+
+    del weight
+
+    assert made() is None
+    assert not run.sets

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from stator.runtime import cuda_recorder
 from stator.runtime.cuda_recorder import CudaRecorder, recorder_of
+from tests.runtime.recorder import Program
 
 GPU = torch.device("cuda", 0)
 
@@ -107,11 +109,53 @@ def test_replays_on_several_streams_wait_for_each_other(monkeypatch: pytest.Monk
     recorder = CudaRecorder(GPU)
     for stream in (streams[0], streams[0], streams[1], streams[1], streams[0]):
         now[0] = stream
-        recorder.order()
+        assert recorder.order() is stream
 
     assert [stream.waits for stream in streams] == [["two"], ["one"]]
+
+
+def test_copies_are_held_for_every_stream_that_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They lie in memory of the stream that was current when they were made."""
+    program = Program(lambda x: [x * 2])
+    call = program.recorded()
+    held: list[tuple[int, Any]] = []
+
+    def hold(tensor: Tensor, stream: Any) -> None:
+        held.append((tensor.data_ptr(), stream))
+
+    monkeypatch.setattr(Tensor, "record_stream", hold)
+    given = [torch.ones(4) for _ in range(6)]
+    for x, stream in zip(given, ("one", "one", "one", "two", "two", "one"), strict=True):
+        program.recorder.stream = stream
+        assert torch.equal(call([x])[0], x * 2)
+
+    (size,) = call.sizes
+    (buffer,) = size.recording.buffers
+    place = buffer.tensor.data_ptr()
+    assert held == [(place, "one"), (place, "two"), (place, "one")]
 
 
 def test_a_device_has_one_recorder() -> None:
     assert recorder_of(GPU) is recorder_of(torch.device("cuda:0"))
     assert recorder_of(GPU) is not recorder_of(torch.device("cuda:1"))
+
+
+def test_the_stream_that_is_asked_is_that_of_the_programs_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0]
+
+    @contextmanager
+    def device(other: torch.device) -> Any:
+        before, now[0] = now[0], other.index
+        yield
+        now[0] = before
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: now[0])
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: now[0] == 1)
+
+    asked = [CudaRecorder(torch.device("cuda", number)).is_recording() for number in (0, 1, 2)]
+
+    assert asked == [False, True, False]
+    assert now == [0]

@@ -42,8 +42,8 @@ class Tools:
     compile_graph: CompileGraph
     choose: Choose  # what the backward keeps of the forward
     joint_passes: tuple[GraphPass, ...] = ()  # over forward and backward together
-    # Inputs that stay the same from call to call, by position.
-    weights: Mapping[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)
+    # Inputs that stay the same from call to call, by position; None: nobody looks into them.
+    weights: Mapping[int, weakref.ref[torch.Tensor] | None] = field(default_factory=dict)
 
     def specialize(self, function: Flat, *, replays_random: bool = False) -> Specialized:
         """`function`, compiled for each new kind of arguments."""

@@ -8,6 +8,9 @@ weights went on without it: it looks at some of them at each call, in turn.
 What was made is shared by all programs that would make the same of the same weights.  It is never
 written to: new constants take the place of the old ones at once, and a call that is under way goes
 on with those it began with.
+
+While a CUDA graph is recorded nothing is done yet: what would be made then is not there before a
+replay.  It is not kept.  Every replay makes it anew, unless it was there before.
 """
 
 from __future__ import annotations
@@ -18,7 +21,6 @@ import weakref
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter, methodcaller
-from threading import RLock
 from typing import Any, Final
 
 from torch import Tensor
@@ -26,7 +28,9 @@ from torch import Tensor
 from stator.core.events import Held
 from stator.core.torch_types import Boxed
 from stator.graph.recipe import Constants, Recipe
+from stator.runtime.cuda_recorder import is_recorded
 from stator.runtime.discarded import check_alive, discard, is_discarded
+from stator.runtime.making import making
 from stator.runtime.native.image import Image, load_image
 from stator.runtime.native.prelude import sampler
 from stator.runtime.recorded import Recorded, Recordings
@@ -119,6 +123,17 @@ def _versions(weights: Sequence[Tensor]) -> tuple[int, ...]:
     return tuple(map(_version, weights))
 
 
+def _memory(weight: Tensor) -> Any:
+    """What lives as long as the weight: torch swaps no tensor that somebody refers to weakly."""
+    return weight.untyped_storage()
+
+
+def _are_recorded(weights: Sequence[Tensor]) -> bool:
+    """Whether what is done with weights now goes into a CUDA graph."""
+    device = weights[0].device if weights else None
+    return device is not None and device.type == "cuda" and is_recorded(device)
+
+
 def _layouts(weights: Sequence[Tensor]) -> tuple[Any, ...]:
     return tuple((weight.size(), weight.stride(), weight.dtype) for weight in weights)
 
@@ -178,10 +193,6 @@ class Kept:
 _shelf: Final[weakref.WeakValueDictionary[Any, Made]] = weakref.WeakValueDictionary()
 _programs: Final[weakref.WeakSet[Program]] = weakref.WeakSet()  # those that are frozen
 
-# Held by whoever makes constants or gives weights, so that nobody makes them of old and new ones.
-# What a recipe calls may be a program with constants of its own.
-making: Final = RLock()
-
 
 def _key(recipe: Recipe, weights: Sequence[Tensor]) -> tuple[Any, ...]:
     return (recipe.text, *map(id, weights))
@@ -228,10 +239,11 @@ class Set:
 
     constants: Constants
     inputs: tuple[int, ...]
-    weights: tuple[weakref.ref[Tensor], ...]
+    weights: tuple[weakref.ref[Any], ...]  # if not frozen: to their memory, see `_memory`
     now: Kept = Kept(None, (), ())
     has_warned: bool = False
     turn: int = 0  # counts the calls of a frozen program, which look at one part after another
+    recorded: list[Kept] = field(default_factory=list)  # which CUDA graphs read
 
     def check(self, weights: Sequence[Tensor]) -> None:
         """See whether weights have changed; then what was made of them is made again, or not.
@@ -312,7 +324,7 @@ class Set:
         ]
 
     def _alive(self) -> dict[int, Tensor] | None:
-        """Its weights by their positions."""
+        """The weights of a frozen program by their positions."""
         weights = [weight for ref in self.weights if (weight := ref()) is not None]
         if len(weights) < len(self.weights):
             return None
@@ -343,16 +355,29 @@ class Program:
     def __call__(self, arguments: list[Any]) -> Sequence[Any]:
         weights = [arguments[index] for index in self.inputs]
         found = self.sets.get(tuple(map(id, weights)))
-        if found is None:
-            found = self._furnish(weights)
+        if _are_recorded(weights):
+            tensors = self._for_recording(found, weights)
+        elif found is None:
+            tensors = self._furnish(weights).now.tensors
         else:
             found.check(weights)
+            tensors = found.now.tensors
         given = [arguments[index] for index in self.constants.arguments]
         if self.constants.discards:
             check_alive(given)
-        given += found.now.tensors
+        given += tensors
         arguments.clear()
         return self.run(given)
+
+    def _for_recording(self, found: Set | None, weights: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Constants for a call that is only recorded: its replays read them, or make them."""
+        if found is not None and self.constants.frozen:
+            if found.now not in found.recorded:
+                found.recorded.append(found.now)
+            return found.now.tensors
+        given = dict(zip(self.inputs, weights, strict=True))
+        recipes = self.constants.recipes
+        return [recipe.make([given[index] for index in recipe.weights]) for recipe in recipes]
 
     def _furnish(self, weights: Sequence[Tensor]) -> Set:
         """Constants for weights that were not seen before; they go with the first of these."""
@@ -364,7 +389,8 @@ class Program:
         with making:  # nobody gives weights before the set can be found
             found = sets.get(key)
             if found is None:
-                refs = tuple(weakref.ref(weight, forget) for weight in weights)
+                lives = weights if self.constants.frozen else map(_memory, weights)
+                refs = tuple(weakref.ref(life, forget) for life in lives)
                 found = Set(self.constants, self.inputs, refs)
                 found.follow(weights)
                 if self.constants.discards:

@@ -31,6 +31,7 @@ from torch import Tensor
 
 from stator.core.logs import logger
 from stator.core.torch_types import Boxed
+from stator.runtime.making import making
 from stator.torch_api import copy_all, is_dense, is_sole, keeps_graph, storage_holders
 
 log: Final = logger("recordings")
@@ -54,8 +55,11 @@ class Recorder(Protocol):
         """Whether somebody records what is done now."""
         ...
 
-    def order(self) -> None:
-        """Let what is done now wait for what was replayed before."""
+    def order(self) -> Any:
+        """Let what is done now wait for what was replayed before; the stream that does it.
+
+        The same object, as long as it is the same stream.
+        """
         ...
 
     def record(
@@ -308,6 +312,7 @@ class Recording:
     kept: list[Tensor]
     kept_addresses: frozenset[int]  # of all that is for the backward
     memory: Memory = field(init=False)  # of what is kept
+    stream: Any = None  # where it was replayed
 
     def __post_init__(self) -> None:
         others = [buffer.tensor for buffer in self.buffers]
@@ -350,8 +355,12 @@ class Recording:
             for buffer in self.buffers
         )
 
-    def play(self, arguments: list[Any]) -> tuple[Any, ...]:
+    def play(self, arguments: list[Any], stream: Any) -> tuple[Any, ...]:
         """Do again what was recorded, with other arguments."""
+        if stream is not self.stream:
+            for buffer in self.buffers:  # not given back before this stream is through with them
+                buffer.tensor.record_stream(stream)
+            self.stream = stream
         for buffer in self.buffers:
             buffer.fill(arguments[buffer.place])
         self.replay()
@@ -475,16 +484,16 @@ class Replayed:
         if self.facts.overwrites:
             self._spare(arguments)
         recorder = self.pool.recorder
-        if self.is_plain or recorder.is_recording():
+        if self.is_plain or making.is_mine() or recorder.is_recording():
             return self.run(arguments)
         with recorder.lock:
             recording = self._ready(arguments)
             if recording is not None:
-                recorder.order()
+                stream = recorder.order()
                 if recording.kept:
                     self.pool.keeper = recording
                 self.pool.replayed += 1
-                return recording.play(arguments)
+                return recording.play(arguments, stream)
         return self.run(arguments)
 
     def _spare(self, arguments: list[Any]) -> None:

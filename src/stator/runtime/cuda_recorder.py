@@ -33,14 +33,16 @@ class CudaRecorder:
 
     def is_recording(self) -> bool:
         """Whether somebody records what is done now."""
-        return bool(torch.cuda.is_current_stream_capturing())
+        return is_recorded(self.device)
 
-    def order(self) -> None:
-        """Let what is done now wait for what was replayed before."""
+    def order(self) -> Any:
+        """Let what is done now wait for what was replayed before; the stream that does it."""
         now = torch.cuda.current_stream(self.device)
-        if self.last is not None and self.last != now:
-            now.wait_stream(self.last)
-        self.last = now
+        if self.last != now:
+            if self.last is not None:
+                now.wait_stream(self.last)
+            self.last = now
+        return self.last
 
     def record(
         self, pool: Any, run: Boxed, arguments: list[Any]
@@ -73,6 +75,14 @@ class CudaRecorder:
             other.capture_begin(capture_error_mode="thread_local")
             torch.zeros(1, device=self.device)
             other.capture_end()
+
+
+def is_recorded(device: torch.device) -> bool:
+    """Whether what is done now on a GPU goes into a recording, ours or somebody else's."""
+    if device.index == torch.cuda.current_device():
+        return bool(torch.cuda.is_current_stream_capturing())
+    with torch.cuda.device(device):
+        return bool(torch.cuda.is_current_stream_capturing())
 
 
 _recorders: Final[dict[torch.device, CudaRecorder]] = {}

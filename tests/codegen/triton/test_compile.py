@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -119,3 +122,76 @@ def test_without_triton_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with pytest.raises(CompileError, match="Triton, which is not installed"):
         module.compile_all([write_kernel(kernel, shape_of(kernel))], 90)
+
+
+def test_an_answer_that_nobody_understood_is_not_the_next_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from stator.codegen.triton import compile as module
+
+    own, load = module.Workers(1), pickle.load
+    failures = [MemoryError()]
+
+    def once_without_memory(stream: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return load(stream)
+
+    monkeypatch.setattr(pickle, "load", once_without_memory)
+    monkeypatch.setattr(module, "translate", lambda request: translate(named("here")))
+
+    found = own.compile([named("lost"), named("next")])
+    own.close()
+
+    assert [cubin.name for cubin in found] == ["here", "next"]
+
+
+def test_without_processes_kernels_are_compiled_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    from stator.codegen.triton import compile as module
+
+    def refuse(patience: float) -> Any:
+        raise BlockingIOError("no more processes")
+
+    monkeypatch.setattr(module, "_started", refuse)
+    own = module.Workers(2)
+    monkeypatch.setattr(module, "translate", lambda request: translate(named("here")))
+
+    found = own.compile([named("one"), named("other")])
+    own.close()
+
+    assert [cubin.name for cubin in found] == ["here", "here"]
+
+
+def test_a_worker_outlives_an_interrupt() -> None:
+    from stator.codegen.triton import compile as module
+
+    own = module.Workers(1)
+    (process,) = own.processes
+    own.compile([named("before")])
+    process.send_signal(signal.SIGINT)
+
+    (found,) = own.compile([named("after")])
+    own.close()
+
+    assert found.name == "after"
+    assert own.processes == [process]
+
+
+FORKED = """
+import os, sys
+os.sched_getaffinity = lambda _: {0}
+from stator.codegen.triton.compile import workers
+from stator.codegen.triton.translate import FIRST
+mine = workers()
+child = os.fork()
+if child == 0:
+    sys.exit(7 if workers() is not mine and mine.processes != workers().processes else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+(process,) = mine.processes
+assert mine.compile([FIRST])[0].name == "first"
+assert mine.processes == [process] and process.poll() is None
+"""
+
+
+def test_a_forked_child_leaves_its_parents_workers_alone() -> None:
+    subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED], check=True, timeout=120)

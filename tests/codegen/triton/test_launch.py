@@ -15,6 +15,7 @@ from stator.loops.index import Index, Symbol
 
 pytestmark = pytest.mark.skipif(not can_load(), reason="launchers are for Linux on x86-64")
 
+GLOBAL, RELAXED = 0, 2  # of CUstreamCaptureMode
 CONTEXT, MODULE, FUNCTION, STREAM = 0xC000, 0xD000, 0xF000, 0x5000
 N, M = Symbol("n000"), Symbol("n001")
 CUBIN: Final = b"\x7fELF" + bytes(range(256)) + b'"\\'
@@ -25,6 +26,7 @@ TYPES: Final[dict[str, tuple[Any, ...]]] = {
     "cuInit": (NUMBER,),
     "cuDevicePrimaryCtxRetain": (POINTER, NUMBER),
     "cuCtxSetCurrent": (POINTER,),
+    "cuThreadExchangeStreamCaptureMode": (POINTER,),
     "cuModuleLoadData": (POINTER, POINTER),
     "cuModuleGetFunction": (POINTER, POINTER, ctypes.c_char_p),
     "cuFuncSetAttribute": (POINTER, NUMBER, NUMBER),
@@ -50,6 +52,8 @@ class Cuda:
     given: dict[str, list[Any]] = field(default_factory=dict)  # the last time
     parameters: list[int] = field(default_factory=list)
     image: bytes = b""
+    mode: int = GLOBAL  # of the thread, towards streams that are recorded
+    modes: dict[str, int] = field(default_factory=dict)  # in which each was last called
     kept: list[Any] = field(default_factory=list)
 
     def resolve(self, name: str) -> int:
@@ -58,6 +62,10 @@ class Cuda:
         def function(*given: Any) -> int:
             self.asked.append(name)
             self.given[name] = list(given)
+            self.modes[name] = self.mode
+            if name == "cuThreadExchangeStreamCaptureMode" and not self.answers.get(name):
+                exchanged = ctypes.c_int32.from_address(given[0])
+                exchanged.value, self.mode = self.mode, exchanged.value
             if name in RESULTS:
                 place, value = RESULTS[name]
                 ctypes.c_uint64.from_address(given[place]).value = value
@@ -137,11 +145,32 @@ def test_a_kernel_is_loaded_once() -> None:
     assert cuda.parameters == [5, 6, 7, 8]
 
 
+def test_a_kernel_can_be_loaded_while_a_graph_is_recorded() -> None:
+    cuda = called(launcher(shared=64 << 10), 1, 2, 3, 4)
+
+    for name in ("cuModuleLoadData", "cuModuleGetFunction", "cuFuncSetAttribute"):
+        assert cuda.modes[name] == RELAXED
+    assert cuda.modes["cuLaunchKernel"] == GLOBAL
+
+
+def test_a_thread_without_modes_loads_kernels_all_the_same() -> None:
+    cuda = called(launcher(), 1, 2, 3, 4, cuThreadExchangeStreamCaptureMode=[3])
+
+    assert cuda.asked.count("cuThreadExchangeStreamCaptureMode") == 1
+    assert cuda.asked[-1] == "cuLaunchKernel"
+
+
 def test_sizes_beyond_32_bits_stay_where_the_kernel_takes_64() -> None:
     cuda = called(launcher(passed=("ptr", "ptr", "i64", "i64")), 1, 2, 1 << 33, 1)
 
     assert cuda.parameters[2:4] == [1 << 33, 1]
     assert cuda.given["cuLaunchKernel"][1] == 1 << 26
+
+
+def test_more_blocks_than_there_can_be_are_not_fewer() -> None:
+    cuda = called(launcher(passed=("ptr", "ptr", "i64", "i64")), 1, 2, (1 << 39) + 128, 1)
+
+    assert cuda.given["cuLaunchKernel"][1] & 0xFFFFFFFF == 1 << 31  # one more than the most
 
 
 def test_what_a_kernel_does_not_take_is_left_out() -> None:
@@ -209,9 +238,14 @@ FAILURES: Final = {
 
 @pytest.mark.parametrize("name", FAILURES)
 def test_what_cuda_refuses_is_an_error(name: str) -> None:
-    with pytest.raises(RuntimeError, match=r"^kernel_3 .*CUDA error 209") as raised:
-        called(launcher(shared=64 << 10), 1, 2, 3, 4, **{name: [209]})
+    made = launcher(shared=64 << 10)
+    cuda = Cuda((*made.passed, "ptr", "ptr"), {name: [209]})
+    module = load([made], cuda.resolve)
 
+    with pytest.raises(RuntimeError, match=r"^kernel_3 .*CUDA error 209") as raised:
+        module.entries[made.name](1, 2, 3, 4, 1)
+
+    assert cuda.mode == GLOBAL
     assert str(raised.value) == str(launch_error("kernel_3", FAILURES[name] << STEP | 209))
 
 

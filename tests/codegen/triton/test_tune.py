@@ -159,7 +159,10 @@ def test_what_cannot_be_measured_has_the_model_s_shape(card: MadeUp, reason: str
     assert kept.answers == {}
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[9, [1.0, 2.0]]", "[0, [1.0]]", '[0, ["x", 1]]'])
+@pytest.mark.parametrize(
+    "text",
+    ["", "{}", "[9, [1.0, 2.0]]", "[-1, [1.0, 2.0]]", "[0, [1.0]]", '[0, ["x", 1]]'],
+)
 def test_a_kept_verdict_that_is_none_is_measured_again(text: str) -> None:
     assert Verdict.read(text, 2) is None
 

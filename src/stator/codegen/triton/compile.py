@@ -6,11 +6,13 @@ Triton's compiler is Python for the most part, so threads of one process would w
 from __future__ import annotations
 
 import atexit
+import os
 import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -85,6 +87,18 @@ def _workers() -> Workers:
 _lock: Final = Lock()
 
 
+def _begin_child() -> None:
+    """A forked child has the pipes of its parent's workers and none of its threads."""
+    _workers.cache_clear()
+    _lock.release()
+
+
+# Taken around a fork, so that a child finds it free.
+os.register_at_fork(
+    before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_begin_child
+)
+
+
 class Workers:
     """Processes that wait for kernels to compile."""
 
@@ -93,7 +107,10 @@ class Workers:
         # The last that was busy is the first to be asked again: it has read and compiled most.
         self.idle: LifoQueue[Any] = LifoQueue()
         self.pool = ThreadPoolExecutor(count)
-        self.processes = [_started(patience) for _ in range(count)]
+        self.owner = os.getpid()
+        self.processes: list[Any] = []
+        with suppress(OSError):  # no more can be started: those there are do it, or this one
+            self.processes += (_started(patience) for _ in range(count))
         for process in self.processes:
             self.idle.put(process)
         atexit.register(self.close)
@@ -116,6 +133,8 @@ class Workers:
         return self._answer(request) or translate(request)
 
     def _answer(self, request: Request) -> Cubin | None:
+        if not self.processes:
+            return None
         process = self.idle.get()
         if process.poll() is not None:  # it waited long enough, or was ended
             process = self._successor(process)
@@ -123,7 +142,7 @@ class Workers:
             pickle.dump(request, process.stdin)
             process.stdin.flush()
             answer = pickle.load(process.stdout)
-        except (OSError, EOFError, pickle.UnpicklingError):
+        except Exception:  # whatever it is: what comes next from there would answer this request
             answer = None  # it died: of memory, perhaps
             process = self._successor(process)
         finally:
@@ -143,6 +162,8 @@ class Workers:
 
     def close(self) -> None:
         """End them, and wait until they have."""
+        if os.getpid() != self.owner:  # a forked child, which ends before its parent
+            return
         self.pool.shutdown(wait=False)
         for process in self.processes:
             process.terminate()

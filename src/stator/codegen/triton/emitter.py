@@ -110,6 +110,10 @@ class Emitter:
     together: int = QUARTER  # elements side by side that are one thread's: 4 or 8
     is_coarse: bool = False  # all that it reads and writes is of half precision
     chosen: tuple[Mask, ...] = ()  # conditions under which the present value is needed
+    # What the threads moved since they last waited for each other: see order.py.
+    read: set[Buffer] = field(default_factory=set)  # memory that another thread may store to
+    stored: set[Buffer] = field(default_factory=set)
+    own: frozenset[Load] = frozenset()  # loads of what the same thread alone will store over
     is_wide: bool = field(init=False)  # whether indices have 64 bits
     passing: frozenset[Buffer] = field(init=False)  # that go through the cache once
 
@@ -335,6 +339,8 @@ class Emitter:
 
     def _load(self, expr: Load) -> str:
         dims = self.dims_of(expr.index)
+        if expr not in self.own:
+            self.read.add(self.memory(expr.buffer))
         leaves = ', eviction_policy="evict_first"' if expr.buffer in self.passing else ""
         loaded = self.let(f"tl.load({self._where(expr.buffer, expr.index, dims)}{leaves})")
         return self._widened(loaded, expr.buffer.dtype)
@@ -360,7 +366,12 @@ class Emitter:
             self.line(f"tl.store({given})")
         else:
             self.line(f'tl.atomic_{ATOMICS[statement.combine]}({given}, sem="relaxed")')
+        self.stored.add(buffer)
         self.forget_loads(buffer)
+
+    def memory(self, buffer: Buffer) -> Buffer:
+        """The buffer that is stored to, if this one lies in the same memory."""
+        return next((new for new, old in self.kernel.shares if old is buffer), buffer)
 
     def shape(self, dims: Collection[str]) -> str:
         """Of a block that depends on these dimensions."""
@@ -382,8 +393,7 @@ class Emitter:
 
     def _where(self, buffer: Buffer, index: Index, dims: frozenset[str]) -> str:
         """Addresses along `dims`, and the mask if there is one."""
-        for written, read in self.kernel.shares:
-            buffer = written if buffer is read else buffer
+        buffer = self.memory(buffer)
         bounds = [Mask(d.mask, frozenset({d.name})) for d in self.dims if d.mask and d.name in dims]
         masks = [*bounds, *self.chosen]
         place, own = self.index(index), self.dims_of(index)

@@ -20,11 +20,11 @@ from stator.codegen.triton.online import (
     take_in,
     together,
 )
+from stator.codegen.triton.order import enter_stages, read_ahead
 from stator.codegen.triton.prims import TYPES, number_text
 from stator.codegen.triton.product import product_lines
 from stator.codegen.triton.shape import Shape, is_coarse, is_wide, power, shape_of, side_by_side
 from stator.core.dtypes import DType
-from stator.loops.access import nodes
 from stator.loops.index import Axis, Index, Leaf
 from stator.loops.ir import (
     Accumulate,
@@ -37,7 +37,6 @@ from stator.loops.ir import (
     Statement,
     Store,
     Within,
-    loads_of,
 )
 from stator.loops.values import flat, product
 from stator.lower.split import neutral
@@ -129,6 +128,7 @@ def _flat(kernel: Kernel, shape: Shape) -> list[str]:
     first = f"{_program(kernel)} * {shape.outer // QUARTER} + "
     _note_run(e, _flat_count(kernel.outer), shape.outer, first)
     for stage in kernel.stages:
+        enter_stages(e, shape, [stage])
         _statements(e, stage.body)
     return e.lines
 
@@ -167,6 +167,7 @@ def _tiles(kernel: Kernel, shape: Shape) -> list[str]:
     e.dims = tuple(dims)
     e.decode([axis for axis in others if axis is not side], "number_", None)
     for stage in kernel.stages:
+        enter_stages(e, shape, [stage])
         _statements(e, stage.body)
     return e.lines
 
@@ -175,41 +176,17 @@ def _product(kernel: Kernel, shape: Shape) -> list[str]:
     """The product, then all else at the points of its tile."""
     e = product_lines(kernel, shape)
     for stage in kernel.stages[1:]:
+        enter_stages(e, shape, [stage])
         _statements(e, stage.body)
     return e.lines
 
 
 def _statements(e: Emitter, body: Sequence[Statement]) -> None:
     """Stores, one after the other."""
-    _read_ahead(e, body)
+    read_ahead(e, body)
     for statement in body:
         assert isinstance(statement, Store), "without inner axes nothing accumulates"
         e.store(statement, e.value(statement.value))
-
-
-def _read_ahead(e: Emitter, body: Sequence[Statement]) -> None:
-    """Read what lies in memory that these statements store to, before they do."""
-    old = {read for _, read in e.kernel.shares}
-    loads = [x for s in body for x in loads_of(s.value) if x.buffer in old]
-    for load in loads:
-        e.value(load)
-    if loads and _meets_other_widths(e.kernel):
-        e.line("tl.debug_barrier()")  # threads may store other elements than they read
-
-
-def _meets_other_widths(kernel: Kernel) -> bool:
-    """Whether blocks of elements of several widths are moved: Triton spreads each in its own way.
-
-    What is the same along a row is one element; under a condition, which differs, it is a block.
-    """
-    found = [node for s in kernel.statements for node in nodes(s)]
-    inner = {axis for stage in kernel.stages for axis in stage.inner} or set(kernel.outer)
-    if any(isinstance(node, Within) for node in found):
-        inner |= set(kernel.outer)
-    loads = [(node.buffer, node.index) for node in found if isinstance(node, Load)]
-    stores = [(s.buffer, s.index) for s in kernel.statements if isinstance(s, Store)]
-    widths = {buffer.dtype.bytes for buffer, at in (*loads, *stores) if at.axes & inner}
-    return len(widths) > 1
 
 
 # --- rows ---
@@ -229,14 +206,14 @@ def _rows(kernel: Kernel, shape: Shape) -> list[str]:
         if number in done:
             continue
         following = stages[number + 1] if number + 1 < len(stages) else None
-        if _reads_what_was_stored(kernel, stages[:number], stage):
-            e.line("tl.debug_barrier()")
         if following and not shape.is_whole(stage.inner) and is_online(stage, following):
             along = stores_along(kernel, stages, number)
             stores = [s for n in along for s in stages[n].body if isinstance(s, Store)]
+            enter_stages(e, shape, [stage, following, *(stages[n] for n in along)])
             _online(e, stage, following, shape.inner, stores)
             done |= {number + 1, *along}
         else:
+            enter_stages(e, shape, [stage])
             _stage(e, stage, shape)
         e.dims = (e.dims[0], row)
     return e.lines
@@ -297,14 +274,6 @@ def _enter_block(e: Emitter, stage: Stage, block: int, at_once: int, number: int
     return _enter_inner(e, stage, length, block, start, at_once)
 
 
-def _reads_what_was_stored(kernel: Kernel, earlier: Sequence[Stage], stage: Stage) -> bool:
-    """Whether a stage loads from memory that an earlier one of the same program wrote."""
-    stored = {s.buffer for e in earlier for s in e.body if isinstance(s, Store)}
-    stored |= {read for written, read in kernel.shares if written in stored}
-    loaded = {load.buffer for s in stage.body for load in loads_of(s.value)}
-    return bool(stored & loaded)
-
-
 def _stage(e: Emitter, stage: Stage, shape: Shape) -> None:
     length = product([axis.size for axis in stage.inner])
     if not stage.inner:
@@ -331,7 +300,7 @@ def _whole(e: Emitter, stage: Stage, length: Index, block: int) -> None:
     if stage.inner not in e.rows:  # no earlier stage went over the same axes
         e.rows[stage.inner] = _enter_inner(e, stage, length, block)
     e.dims = (e.dims[0], e.rows[stage.inner])
-    _read_ahead(e, stage.body)
+    read_ahead(e, stage.body)
     totals = {}
     for statement in stage.body:
         value = e.value(statement.value)
@@ -377,7 +346,7 @@ def _looped(e: Emitter, stage: Stage, block: int) -> None:
 
 def _looped_body(e: Emitter, stage: Stage, names: Mapping[str, str]) -> None:
     """One block of the row; `names` are those of the totals."""
-    _read_ahead(e, stage.body)
+    read_ahead(e, stage.body)
     for s in stage.body:
         value = e.value(s.value)
         if isinstance(s, Store):

@@ -23,11 +23,13 @@ from stator.loops.index import Index, Symbol
 
 # How the entry's arguments may be handed on; "": the kernel does not take it.
 PASSED: Final = {"ptr": ("ptr", ""), "i64": ("i64", "i32", "")}
+TOO_MANY: Final = 1 << 31  # blocks along a dimension
 SHARED_AT_MOST: Final = 48 << 10  # bytes that a kernel gets without asking
 # Of CUDA's:
 MAX_DYNAMIC_SHARED: Final = 8  # the attribute with which it asks
 INVALID_CONTEXT: Final = 201  # no call has made one current in this thread yet
 UNKNOWN: Final = 999
+RELAXED: Final = 2  # the mode of a thread that may do anything while a stream is recorded
 MOST_DEVICES: Final = 128  # torch numbers them in a byte
 
 
@@ -163,7 +165,9 @@ def _launch(code: Indices, launcher: Launcher, grid: Sequence[str], parameters: 
     w.line(f"ret i32 {Asked.STREAM << STEP | UNKNOWN}")
     w.open_block("launch")
     stream = w.let("load ptr, ptr %stream_at")
-    blocks = [f"i32 {w.let(f'trunc i64 {size} to i32')}" for size in grid]
+    # More than a grid can have stay too many, for the driver to refuse.
+    most = [w.let(f"call i64 @llvm.umin.i64(i64 {size}, i64 {TOO_MANY})") for size in grid]
+    blocks = [f"i32 {w.let(f'trunc i64 {size} to i32')}" for size in most]
     given = [f"ptr {function}", *blocks, f"i32 {launcher.threads}", "i32 1", "i32 1"]
     given += [f"i32 {launcher.shared}", f"ptr {stream}", f"ptr {parameters}", "ptr null"]
     first = w.let(f"call i32 @cuLaunchKernel({', '.join(given)})")
@@ -189,11 +193,13 @@ _LOADING: Final = f"""
 declare i32 @cuInit(i32) nonlazybind
 declare i32 @cuDevicePrimaryCtxRetain(ptr, i32) nonlazybind
 declare i32 @cuCtxSetCurrent(ptr) nonlazybind
+declare i32 @cuThreadExchangeStreamCaptureMode(ptr) nonlazybind
 declare i32 @cuModuleLoadData(ptr, ptr) nonlazybind
 declare i32 @cuModuleGetFunction(ptr, ptr, ptr) nonlazybind
 declare i32 @cuFuncSetAttribute(ptr, i32, i32) nonlazybind
 declare i32 @cuLaunchKernel(ptr, i32, i32, i32, i32, i32, i32, i32, ptr, ptr, ptr) nonlazybind
 declare i32 @aoti_torch_get_current_cuda_stream(i32, ptr) nonlazybind
+declare i64 @llvm.umin.i64(i64, i64)
 
 ; Make the primary context of a device that of this thread: torch does so when it first calls CUDA.
 define internal i32 @make_current(i32 %device) {{
@@ -210,8 +216,24 @@ fail:
   ret i32 %retained
 }}
 
-; Load a kernel and put it into its cell.  Two threads at once both load it, and either is right.
+; The same as below, also while somebody records a CUDA graph: nothing of it belongs there, but a
+; recording that does not allow for it would be lost.
 define internal i32 @load(ptr %cubin, ptr %name, i32 %shared, i32 %device, ptr %cell) {{
+  %mode_at = alloca i32
+  store i32 {RELAXED}, ptr %mode_at
+  %exchanged = call i32 @cuThreadExchangeStreamCaptureMode(ptr %mode_at)  ; it holds the old one now
+  %code = call i32 @load_relaxed(ptr %cubin, ptr %name, i32 %shared, i32 %device, ptr %cell)
+  %is_exchanged = icmp eq i32 %exchanged, 0
+  br i1 %is_exchanged, label %back, label %done
+back:
+  call i32 @cuThreadExchangeStreamCaptureMode(ptr %mode_at)
+  br label %done
+done:
+  ret i32 %code
+}}
+
+; Load a kernel and put it into its cell.  Two threads at once both load it, and either is right.
+define internal i32 @load_relaxed(ptr %cubin, ptr %name, i32 %shared, i32 %device, ptr %cell) {{
   %module_at = alloca ptr
   %function_at = alloca ptr
   %current = call i32 @make_current(i32 %device)

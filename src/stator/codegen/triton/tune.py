@@ -159,7 +159,7 @@ class Verdict:
         """What was kept for so many ways; None if it is nothing of ours."""
         try:
             match json.loads(text):
-                case [int(chosen), [*seconds]] if chosen < ways == len(seconds):
+                case [int(chosen), [*seconds]] if 0 <= chosen < ways == len(seconds):
                     return cls(chosen, tuple(map(float, seconds)))
         except (ValueError, TypeError):
             pass

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import pickle
 import select
+import signal
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +17,7 @@ from types import ModuleType
 
 def main(patience: float) -> None:
     """Answer until the input ends, or nothing has come for so many seconds."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who is interrupted lives on, and asks again
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a compiler prints shall not stand among them
     root = Path(__file__).resolve().parents[2]
