@@ -62,6 +62,15 @@ def test_they_compile_for_cards(
         assert cubin.shared < 100 << 10
 
 
+@pytest.mark.parametrize("capability", [75, 86, 89, 100, 120])
+def test_they_compile_for_older_and_newer_cards(capability: int) -> None:
+    kernels = [parse(TEXTS[name]) for name in ("pointwise", "rows", "columns")]
+
+    made = compile_all([write_kernel(kernel, shape_of(kernel)) for kernel in kernels], capability)
+
+    assert all(cubin.code.startswith(b"\x7fELF") for cubin in made)
+
+
 def test_threads_move_as_much_as_they_can_at_once() -> None:
     kernel = parse(TEXTS["pointwise"].replace("100003", "1048576"))
     shape = shape_of(kernel)
