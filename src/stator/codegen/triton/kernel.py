@@ -229,7 +229,8 @@ def _rows(kernel: Kernel, shape: Shape) -> list[str]:
         if number in done:
             continue
         following = stages[number + 1] if number + 1 < len(stages) else None
-        if _reads_what_was_stored(kernel, stages[:number], stage):
+        earlier = stages[:number]
+        if _reads_what_was_stored(kernel, earlier, stage) or _stores_over(kernel, earlier, stage):
             e.line("tl.debug_barrier()")
         if following and not shape.is_whole(stage.inner) and is_online(stage, following):
             along = stores_along(kernel, stages, number)
@@ -303,6 +304,14 @@ def _reads_what_was_stored(kernel: Kernel, earlier: Sequence[Stage], stage: Stag
     stored |= {read for written, read in kernel.shares if written in stored}
     loaded = {load.buffer for s in stage.body for load in loads_of(s.value)}
     return bool(stored & loaded)
+
+
+def _stores_over(kernel: Kernel, earlier: Sequence[Stage], stage: Stage) -> bool:
+    """Whether a stage stores over what another thread may have read at another of its points."""
+    places = {s.buffer: s.index for s in stage.body if isinstance(s, Store)}
+    places = {read: places[written] for written, read in kernel.shares if written in places}
+    loads = [load for e in earlier for s in e.body for load in loads_of(s.value)]
+    return any(load.index is not places.get(load.buffer, load.index) for load in loads)
 
 
 def _stage(e: Emitter, stage: Stage, shape: Shape) -> None:
