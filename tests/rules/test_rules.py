@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import fx
 
 from docs.passes import left_side
 from stator.core.fuel import Fuel
+from stator.graph.build import Builder
 from stator.graph.rules import Rewrite, Rewriter, Rule, rule
 from stator.graph.run import Ctx
 from stator.graph.verify import verify
@@ -51,6 +54,28 @@ def test_without_fuel_nothing_changes(rule: Rule) -> None:
 
     assert fired(module, rule, fuel=0) == 0
     assert str(module.graph) == before
+
+
+def test_of_a_match_only_the_right_side_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    @rule(example=lambda: (torch.rand(2, 3),))
+    def undone(x: torch.Tensor) -> Rewrite:
+        """neg(exp(log(x)))  -->  neg(clone(x))"""
+        before = aten.neg.default(aten.exp.default(aten.log.default(x)))
+        return Rewrite(before=before, after=aten.neg.default(aten.clone.default(x)))
+
+    module, _ = left_side(undone, undone.example())
+    computed: list[fx.Node] = []
+
+    def noted(builder: Builder, node: fx.Node) -> Any:
+        computed.append(node)
+        return compute(builder, node)
+
+    compute = Builder._computed
+    monkeypatch.setattr(Builder, "_computed", noted)
+
+    assert fired(module, undone) == 1
+    assert {node.target for node in computed} == {aten.neg.default, aten.clone.default}
+    assert len(computed) == 2
 
 
 @pytest.mark.parametrize(("rule", "number"), REJECTIONS)

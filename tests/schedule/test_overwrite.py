@@ -7,10 +7,15 @@ from typing import Any, Final
 
 import pytest
 import torch
+from hypothesis import given, settings
 from torch import Tensor, fx
 
+from stator.core.dtypes import DType
 from stator.core.dump import Dump
 from stator.core.events import Compilation
+from stator.loops.build import const
+from stator.loops.index import Index
+from stator.loops.ir import Accumulate, Buffer, Combine, Kernel, Load, Stage, Store
 from stator.loops.verify import verify
 from stator.lower.items import Extern
 from stator.lower.sizes import Sizes
@@ -21,7 +26,9 @@ from stator.runtime.native.executor import compile_native, load_native
 from stator.runtime.plan import Launch, Plan, View
 from stator.runtime.python import load_plan
 from stator.schedule.fuse import Group
-from stator.schedule.overwrite import overwrite_dying
+from stator.schedule.overwrite import _loads, _sharing, overwrite_dying
+from tests.loops.test_index import evaluate
+from tests.loops.test_same_row import LENGTHS, SIZE, Drawn, Point, points, seeds
 from tests.lower.graphs import traced
 
 aten = torch.ops.aten
@@ -73,6 +80,16 @@ def less_the_first_of_the_first_row(x: Tensor, y: Tensor) -> Tensor:
 def a_row_is_read_behind_another_result(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     made, logs = x @ y, x.log_softmax(-1)
     return logs, made - logs.exp() * made.sum(-1, keepdim=True)
+
+
+def less_a_sum_from_behind(x: Tensor, y: Tensor) -> Tensor:
+    made = x @ y
+    return made - (made.flip(-1) * y).sum(-1, keepdim=True)
+
+
+def less_a_sum_of_the_next_row(x: Tensor, y: Tensor) -> Tensor:
+    made = x @ y
+    return made - (made.roll(1, 0) * y).sum(-1, keepdim=True)
 
 
 def chain(x: Tensor, y: Tensor) -> Tensor:
@@ -153,6 +170,7 @@ OVER: Final[dict[Fn, int]] = {
     layer_norm_of_product: 1,
     batch_norm_of_product: 1,
     less_the_first: 1,
+    less_a_sum_from_behind: 1,
     two_of_two: 2,
     a_row_is_read_behind_another_result: 1,
     chain: 3,
@@ -161,6 +179,7 @@ OVER: Final[dict[Fn, int]] = {
 NOT_OVER: Final[tuple[Fn, ...]] = (
     less_the_second,
     less_the_first_of_the_first_row,
+    less_a_sum_of_the_next_row,
     read_again,
     returned_too,
     a_view_is_returned,
@@ -238,6 +257,33 @@ def test_a_layout_that_nobody_foretold_is_copied_not_refused() -> None:
     lain_otherwise = x.contiguous(memory_format=torch.channels_last)
     for run in (load_plan(plan, "forward"), load_native(plan, image, "forward")):
         torch.testing.assert_close(run([lain_otherwise, y])[0], fn(x, y))
+
+
+def pooled_norm(x: Tensor, weight: Tensor, _: Tensor) -> Tensor:
+    """Windows overlap, so what they read is in memory: where the images were."""
+    made = torch.conv2d(x, weight)
+    normed = aten._native_batch_norm_legit.no_stats(made, None, None, True, 0.1, 1e-5)[0]
+    return torch.max_pool2d(normed.relu(), 3, 2, 1)
+
+
+def pooled_norm_back(x: Tensor, weight: Tensor, grad: Tensor) -> Tensor:
+    """Images are read by row and column, as windows are, and then one after the other."""
+    made = torch.conv2d(x, weight)
+    spread = aten.avg_pool2d_backward(grad, made, [3, 3], [2, 2], [1, 1], False, True, None)
+    centred: Tensor = spread - made * (spread * made).mean((0, 2, 3), keepdim=True)
+    return centred
+
+
+@pytest.mark.parametrize("fn", [pooled_norm, pooled_norm_back])
+def test_large_images_are_stored_over(fn: Fn) -> None:
+    shapes = (8, 3, 96, 96), (32, 3, 1, 1), (8, 32, 48, 48)
+    inputs = [torch.randn(shape).to(memory_format=torch.channels_last) for shape in shapes]
+    plan = plan_of(fn, *inputs)
+    assert [view.source for view in overwritten(plan)] == ["convolution"]
+    image = compile_native(plan, plan_memory(plan))
+    for run in (load_plan(plan, "forward"), load_native(plan, image, "forward")):
+        (made,) = run([*inputs])
+        torch.testing.assert_close(made, fn(*inputs), rtol=1e-4, atol=1e-4)
 
 
 def _tuple(values: Any) -> tuple[Any, ...]:
@@ -331,3 +377,72 @@ def test_two_calls_do_not_add_to_one_value() -> None:
     n.plus(first)
     made = n.plus(second)
     assert n.targets(made) == {made.name: second.name}
+
+
+# --- held against all pairs of points ---
+
+OLD: Final = Buffer("old", DType.F32, Index.of(1))
+NEW: Final = Buffer("new", DType.F32, Index.of(1))
+OTHER: Final = Buffer("other", DType.F32, Index.of(1))
+
+
+def kernel_of(drawn: Drawn) -> Kernel:
+    """Loops that read the old value before, at, and behind the one that stores the new one."""
+    stages = []
+    for number in range(drawn.random.randint(0, 2)):
+        axes, index = drawn.anyhow()
+        total = Accumulate(f"acc{number}", Combine.SUM, Load(DType.F32, OLD, index))
+        stages.append(Stage(tuple(axes), (total,)))
+    index = drawn.stored if drawn.random.random() < 0.7 else drawn.anyhow()[1]
+    own = not index.axes - {*drawn.outer, *drawn.inner} and drawn.random.random() < 0.7
+    value = Load(DType.F32, OLD, index) if own else const(1.0, DType.F32)
+    home = Store(NEW, drawn.stored, value)
+    stages.append(Stage(tuple(drawn.inner), (home,)))
+    if drawn.random.random() < 0.3:
+        axes, index = drawn.anyhow()
+        read = drawn.random.choice((OLD, NEW))
+        stages.append(Stage(tuple(axes), (Store(OTHER, index, Load(DType.F32, read, index)),)))
+    return Kernel("drawn", tuple(drawn.outer), tuple(stages))
+
+
+def reads_too_late(kernel: Kernel, length: int) -> bool:
+    """Whether some point reads what another one may have stored by then, tried at all of them.
+
+    Points of one row that are in the same loop, and all of different rows, run in any order.
+    """
+    events = [
+        (stage, load.index, number, point)
+        for number, stage in enumerate(kernel.stages)
+        for load in _loads(stage)
+        if load.buffer is OLD
+        for point in points([*kernel.outer, *stage.inner], {SIZE: length})
+    ]
+    homes: dict[int, list[tuple[int, Point]]] = {}
+    for number, stage in enumerate(kernel.stages):
+        for store in stage.body:
+            if isinstance(store, Store) and store.buffer is NEW:
+                for point in points([*kernel.outer, *stage.inner], {SIZE: length}):
+                    homes.setdefault(evaluate(store.index, point), []).append((number, point))
+    for _, index, number, point in events:
+        for home, other in homes.get(evaluate(index, point), ()):
+            same_row = all(point[axis] == other[axis] for axis in kernel.outer)
+            if not same_row or number > home or (number == home and point != other):
+                return True
+    return False
+
+
+@settings(max_examples=400, deadline=None)
+@given(seeds)
+def test_nothing_is_stored_over_before_all_have_read_it(seed: int) -> None:
+    kernel = kernel_of(Drawn(seed))
+    if _sharing(kernel, NEW, OLD.name, _loads) is not None:
+        assert not any(reads_too_late(kernel, length) for length in LENGTHS)
+
+
+def test_drawn_kernels_are_of_both_kinds() -> None:
+    kernels = [kernel_of(Drawn(seed)) for seed in range(300)]
+    shared = [k for k in kernels if _sharing(k, NEW, OLD.name, _loads) is not None]
+    late = [k for k in kernels if any(reads_too_late(k, length) for length in LENGTHS)]
+
+    assert len(shared) > 50
+    assert len(late) > 50

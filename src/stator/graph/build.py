@@ -33,7 +33,7 @@ class Value(fx.Proxy):
     @property
     def value(self) -> Any:
         """The node's fake value."""
-        return self.node.meta[self.tracer.builder.key]
+        return self.tracer.builder.value_of(self.node)
 
     @property
     def shape(self) -> torch.Size:
@@ -58,11 +58,16 @@ class Value(fx.Proxy):
 
 @dataclass(slots=True)
 class Builder:
-    """Adds nodes to a graph, in front of `before`; takes them away again if asked."""
+    """Adds nodes to a graph, in front of `before`; takes them away again if asked.
+
+    Of a function of both sides of an equation, `only_results` leaves what its results are made of:
+    to compute the values of the others takes most of the time.
+    """
 
     graph: fx.Graph
     before: fx.Node
     key: str = "val"  # where values are noted: Dynamo's graphs have "example_value"
+    only_results: bool = False
     added: list[fx.Node] = field(default_factory=list)
     tracer: _Tracer = field(init=False)
 
@@ -81,7 +86,34 @@ class Builder:
 
         with self._fake_mode(args, kwargs), self.graph.inserting_before(self.before):
             result = function(*wrapped(args), **wrapped(kwargs))
-        return pytree.tree_map_only(fx.Proxy, lambda proxy: proxy.node, result)
+            result = pytree.tree_map_only(fx.Proxy, lambda proxy: proxy.node, result)
+            if self.only_results:
+                self._leave_what_makes(result)
+        return result
+
+    def value_of(self, node: fx.Node) -> Any:
+        """A node's value: computed now, if nobody has asked for it yet."""
+        if self.key not in node.meta:
+            node.meta[self.key] = self._computed(node)
+        return node.meta[self.key]
+
+    def _computed(self, node: fx.Node) -> Any:
+        args, kwargs = pytree.tree_map_only(fx.Node, self.value_of, (node.args, node.kwargs))
+        if node.op == "call_method":
+            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        assert callable(node.target), "a call"
+        return node.target(*args, **kwargs)
+
+    def _leave_what_makes(self, results: Any) -> None:
+        """Compute values of results, and erase what has none."""
+        added = set(self.added)
+        for leaf in pytree.tree_leaves(results):
+            if isinstance(leaf, fx.Node) and leaf in added:
+                self.value_of(leaf)
+        for node in reversed(self.added):
+            if self.key not in node.meta:
+                self.graph.erase_node(node)
+        self.added = [node for node in self.added if not node._erased]
 
     def call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         """A call of `target`, of which no argument need be a node."""
@@ -132,11 +164,8 @@ class _Tracer(fx.proxy.GraphAppendingTracer):
         target = overload_of(target) if key == "val" else target
         node = super().create_node(kind, target, *rest, **named)
         self.builder.added.append(node)
-        args, kwargs = pytree.tree_map_only(
-            fx.Node, lambda source: source.meta[key], (node.args, node.kwargs)
-        )
-        called = getattr(args[0], target) if kind == "call_method" else target
-        node.meta[key] = called(*args[kind == "call_method" :], **kwargs)
+        if not self.builder.only_results:
+            self.builder.value_of(node)
         for kept in ("stack_trace", "recompute", "ac_graph_id", "partitioner_tag"):
             if kept in self.builder.before.meta:
                 node.meta[kept] = self.builder.before.meta[kept]

@@ -206,7 +206,7 @@ class Rewriter:
         if not one.allows(values):
             return False
         outputs = [node for node in found.outputs if node is not None]
-        builder = Builder(self.graph, min(outputs))
+        builder = Builder(self.graph, min(outputs), only_results=True)
         bound = [found.kwargs[name] for name in one.parameters]
         try:
             after = builder.run(lambda *given: one.function(*given).right(), *bound)

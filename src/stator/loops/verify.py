@@ -46,6 +46,7 @@ from stator.loops.ir import (
     result_dtype,
 )
 from stator.loops.prims import COMPARISONS, RANDOM, Prim
+from stator.loops.same_row import stays_in_row
 from stator.loops.text import statement_text
 
 _NAME: Final = re.compile(r"[A-Za-z_]\w*")
@@ -124,6 +125,7 @@ class _Verifier:
     stored: dict[Buffer, list[Index]] = field(default_factory=dict)  # in this stage, so far
     stored_before: set[Buffer] = field(default_factory=set)  # in earlier stages
     scope: frozenset[Axis] = frozenset()
+    guarded: set[Expr] = field(default_factory=set)  # of this statement: computed by choice
     at: Statement | None = None
 
     def fail(self, what: str) -> NoReturn:
@@ -187,10 +189,10 @@ class _Verifier:
         self.stored = {}
         for statement in stage.body:
             self.at = statement
-            guarded = _guarded(statement)
+            self.guarded = _guarded(statement)
             for node in nodes(statement):
                 self.check_node(node)
-                if isinstance(node, Load) and node not in guarded:
+                if isinstance(node, Load) and node not in self.guarded:
                     self.check_bounds(node.buffer, node.index)
             if isinstance(statement, Store):
                 self.check_store(statement, stage)
@@ -297,6 +299,8 @@ class _Verifier:
 
     def is_in_row(self, load: Load, place: Index) -> bool:
         """Whether an element lies among those that the same outer iteration stored before."""
+        if load in self.guarded and stays_in_row(self.kernel.outer, place, [load.index]):
+            return True  # where it is read, it was stored
         row = _outer_part(load.index, self.kernel.outer)
         if row is not _outer_part(place, self.kernel.outer):
             return False

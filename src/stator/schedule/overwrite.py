@@ -18,15 +18,15 @@ import torch
 from torch import fx
 
 from stator.loops.access import nodes
-from stator.loops.index import Axis, Index, Leaf
+from stator.loops.index import Index
 from stator.loops.ir import Buffer, Kernel, Load, Stage, Store
+from stator.loops.same_row import stays_in_row
 from stator.loops.values import product
 from stator.lower.items import Compute, Extern
 from stator.lower.sizes import Sizes
 from stator.lower.tensors import extent, layout_of
 from stator.ops.writes import onto
 from stator.schedule.fuse import Group
-from stator.schedule.read_ahead import start_of_row
 from stator.torch_api import keeps_nothing
 
 
@@ -208,18 +208,24 @@ def _sharing(
     homes = [number for number, stage in enumerate(kernel.stages) if _stores(stage, result)]
     if len(homes) != 1 or any(stage.in_order for stage in kernel.stages):
         return None
-    home = kernel.stages[homes[0]]
+    home, late = kernel.stages[homes[0]], kernel.stages[homes[0] + 1 :]
     store, *others = _stores(home, result)
     if others or store.combine is not None:
         return None
     loads = [(stage, load) for stage in kernel.stages for load in loads_of(stage)]
-    old = {load.buffer for _, load in loads if load.buffer.name == name}
-    if any(load.buffer is result for _, load in loads) or {b.dtype for b in old} != {result.dtype}:
+    if any(load.buffer is result and stage not in late for stage, load in loads):
+        return None  # another row may have stored what it reads
+    reads = [(stage, load) for stage, load in loads if load.buffer.name == name]
+    old = {load.buffer for _, load in reads}
+    if {buffer.dtype for buffer in old} != {result.dtype} or any(
+        stage in late for stage, _ in reads
+    ):
         return None
-    late = kernel.stages[homes[0] + 1 :]
-    for stage, load in loads:
-        if load.buffer in old and (stage in late or not _same_place(stage, load, home, store)):
-            return None
+    if any(load.index is not store.index for stage, load in reads if stage is home):
+        return None
+    before = [load.index for stage, load in reads if stage is not home]
+    if not stays_in_row(kernel.outer, store.index, before):
+        return None
     pairs = tuple((result, buffer) for buffer in old)
     if len(kernel.stages) == 1 and not home.inner:
         return replace(kernel, shares=(*kernel.shares, *pairs))
@@ -228,18 +234,6 @@ def _sharing(
         return None
     stages = (*kernel.stages[: homes[0]], moved, *late)
     return replace(kernel, stages=stages, shares=(*kernel.shares, *pairs))
-
-
-def _same_place(stage: Stage, load: Load, home: Stage, store: Store) -> bool:
-    """Whether a point of a stage reads what the same point of the store's stage writes.
-
-    What comes before that one may read the first element of the row as well.
-    """
-    if stage is home:
-        return load.index is store.index
-    if load.index is start_of_row(home, store):
-        return True
-    return _place(stage, load.index) is _place(home, store.index)
 
 
 def _stored_last(stage: Stage, store: Store, kernel: Kernel) -> Stage | None:
@@ -259,11 +253,3 @@ def _stores(stage: Stage, result: Buffer) -> list[Store]:
 
 def _loads(stage: Stage) -> list[Load]:
     return [node for s in stage.body for node in nodes(s) if isinstance(node, Load)]
-
-
-def _place(stage: Stage, index: Index) -> Index:
-    """`index` with the stage's own axes named by their position: stages visit the same places."""
-    named: dict[Leaf, Index] = {
-        axis: Index.of(Axis(f"inner{number}", axis.size)) for number, axis in enumerate(stage.inner)
-    }
-    return index.replaced(named)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import accumulate
 
 from stator.aot.partition.lives import ARENA, POOL, Fact, Lives, Span
@@ -9,9 +10,9 @@ from stator.aot.partition.lives import ARENA, POOL, Fact, Lives, Span
 SIZE = 1 << 20
 
 
-def call(number: int, *reads: int) -> Fact:
+def call(number: int, *reads: int, size: int = SIZE) -> Fact:
     """A library's, which writes where it is told."""
-    return Fact(number, number, reads, SIZE, SIZE, True, False, True, False, False)
+    return Fact(number, number, reads, size, size, True, False, True, False, False)
 
 
 def kernel(number: int, *reads: int, brief: bool = False, reduced: tuple[int, ...] = ()) -> Fact:
@@ -63,13 +64,29 @@ def test_an_activation_and_its_backward_store_over_both_that_they_read() -> None
     assert most(spans[:4], 6) == 2
 
 
-def test_what_a_kernel_reads_again_lies_apart_and_its_result_does_not() -> None:
+def test_what_a_kernel_reads_again_is_stored_over_what_it_reads_last() -> None:
     facts = [call(0), kernel(1, 0, reduced=(2,)), kernel(2, 1), call(3, 2), call(4, 1)]
 
     spans = {span.node: span for span in lives(*facts).spans((), ())}
 
-    assert (spans[0].first, spans[0].end) == (0, 2), "the mean is stored over it"
+    assert (spans[0].first, spans[0].end) == (0, 1)
     assert spans[1].first == 1
+    assert spans[2].first == 2, "its mean lies apart"
+
+
+def test_what_a_kernel_reads_again_along_long_rows_is_in_memory() -> None:
+    """As the gradient of what was pooled is, and a batch norm's in the place of what that reads."""
+    pooled, grad = call(0, size=SIZE // 4), kernel(2, 0, reduced=(3,), brief=True)
+    norm, image = kernel(3, 2, 1), call(1)
+    facts = [pooled, image, grad, norm, call(4, 3)]
+
+    assert 2 not in {span.node for span in lives(*facts).spans((), ())}
+
+    facts[2] = replace(grad, far=[3])
+    spans = {span.node: span for span in lives(*facts).spans((), ())}
+
+    assert (spans[2].first, spans[2].end) == (2, 4)
+    assert (spans[1].end, spans[3].first) == (3, 3)
 
 
 def test_small_values_lie_in_the_arena() -> None:

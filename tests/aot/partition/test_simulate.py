@@ -133,7 +133,7 @@ def test_what_a_norm_makes_is_stored_over_what_it_reads() -> None:
     assert placed(found, forward)["relu"] == TORCH
 
 
-def test_what_a_norm_reads_a_second_time_lies_apart() -> None:
+def test_what_a_norm_reads_a_second_time_is_stored_over_what_it_is_made_of() -> None:
     def program(x: Tensor, weight: Tensor) -> list[Tensor]:
         for _ in range(2):
             made = torch.conv2d(x, weight)
@@ -144,7 +144,7 @@ def test_what_a_norm_reads_a_second_time_lies_apart() -> None:
     found = simulator(program, leaf(2, 4, 8, 8), leaf(4, 4, 1, 1))
     forward, _ = found._halves(all_kept(found, "add"))
 
-    assert placed(found, forward)["add"] == POOL
+    assert placed(found, forward)["add"] == TORCH
 
 
 def test_the_least_of_a_cut_is_not_above_its_peak() -> None:

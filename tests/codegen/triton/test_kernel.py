@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stator.codegen.triton.kernel import write_kernel
+from stator.codegen.triton.kernel import source_of, write_kernel
 from stator.codegen.triton.shape import shape_of
 from stator.loops.ir import Kernel
 from stator.loops.parse import parse
@@ -147,6 +147,27 @@ kernel over
 
     np.testing.assert_array_equal(place, -np.arange(8))
     np.testing.assert_array_equal(joined, [0, 1, 1, 1, 1, 1, 1, 1])
+
+
+REVERSED = """
+kernel k
+  buffer old: f32[512]
+  buffer new: f32[512]
+  shares new: old
+  outer i0: 4
+  stage i1: 128
+    acc sum= mul(old[128*i0 - i1 + 127], old[128*i0 + i1])
+  stage i2: 128
+    new[128*i0 + i2] = sub(old[128*i0 + i2], acc)
+"""
+
+
+def test_threads_wait_for_those_that_read_elsewhere_what_they_store_over() -> None:
+    plain = REVERSED.replace("128*i0 - i1 + 127", "128*i0 + i1")
+
+    assert "debug_barrier" in source_of(parse(REVERSED))
+    assert "debug_barrier" not in source_of(parse(plain)), "each stores where it read"
+    assert "debug_barrier" not in source_of(parse(REVERSED.replace("  shares new: old\n", "")))
 
 
 def test_what_is_compiled_is_named_after_its_content() -> None:

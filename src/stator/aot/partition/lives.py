@@ -1,8 +1,8 @@
 """What is in memory while a half of a step runs: from which place, and from when to when.
 
-Between two calls of libraries, all kernels count as one.  What it alone makes and reads is nowhere.
-What it is the last to read, it stores over: a result of the same size lies there, unless the kernel
-reads that result again, as a mean over it does.
+Between two calls of libraries, all kernels count as one.  What it alone makes and reads is nowhere,
+unless it reads that again along rows that are too long to lie beside it.  What it is the last to
+read, it stores over: a result of the same size lies there.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ class Fact:
     stores_over: bool  # a kernel that may write where it reads
     by_torch: bool  # a library makes the memory
     reduced: list[int] = field(default_factory=list)  # kernels that read it more than once
+    far: list[int] = field(default_factory=list)  # such whose rows are too long to lie beside them
     part_of: int | None = None  # the call that makes it, with other results
 
 
@@ -149,18 +150,20 @@ class Lives:
             return Span(fact.number, home, size, first, end + 1)
         over = self._through(end, size)
         if over < len(self.runs):
-            # What a kernel reads again lies apart; what it makes of that does not.
-            for writer in self._reducing(over) or self._reading(over, fact.number):
+            made = self._in_kernel(over, self.at[over].reduced)  # of what is read a second time
+            for writer in (*self._reading(over, fact.number), *made):
                 if self._may_write(writer, size):
                     self.inherited[writer] = home
                     return Span(fact.number, home, size, first, writer)
-        return Span(fact.number, home, size, first, end + 1)
+        return Span(fact.number, home, size, first, self._through(end) + 1)
 
-    def _through(self, step: int, size: int) -> int:
-        """Where what is made of a value by step `step` gets to memory."""
-        while step < len(self.runs) and self.at[step].stores_over and self.at[step].bytes == size:
+    def _through(self, step: int, size: int | None = None) -> int:
+        """Where what is made of a value by step `step` gets to memory; each as large as `size`."""
+        while step < len(self.runs) and size in (None, self.at[step].bytes):
             then = self.last.get(self.runs[step], step)
             if then == step or not self._is_nowhere(step):
+                break
+            if size is not None and not self.at[step].stores_over:
                 break
             step = then
         return step
@@ -169,12 +172,12 @@ class Lives:
         """Whether only the kernel that makes a value reads it."""
         if not self.at[step].brief:
             return False
-        return self.calls[self.last.get(self.runs[step], step)] == self.calls[step]
+        is_alone = self.calls[self.last.get(self.runs[step], step)] == self.calls[step]
+        return is_alone and not self._in_kernel(step, self.at[step].far)
 
-    def _reducing(self, step: int) -> list[int]:
-        """Where the kernel that makes a value reads it a second time."""
-        reduced = self.at[step].reduced
-        if not reduced:
+    def _in_kernel(self, step: int, readers: Collection[int]) -> list[int]:
+        """Where the kernel that makes a value runs some of its readers."""
+        if not readers:
             return []
         if not self.when:
             self.when = {run: step for step, run in enumerate(self.runs)}
@@ -182,7 +185,7 @@ class Lives:
         twin = len(self.facts) if self.runs[step] >= len(self.facts) else 0
         here = calls[step]
         return [
-            other for number in reduced if calls[other := when.get(number + twin, behind)] == here
+            other for number in readers if calls[other := when.get(number + twin, behind)] == here
         ]
 
     def _reading(self, step: int, number: int) -> list[int]:
@@ -197,7 +200,7 @@ class Lives:
     def _may_write(self, step: int, size: int) -> bool:
         fact = self.at[step]
         fits = fact.stores_over and fact.bytes == size and step not in self.inherited
-        return fits and not self._is_nowhere(step) and not self._reducing(step)
+        return fits and not self._is_nowhere(step)
 
 
 def _home(fact: Fact, outlives: bool) -> int:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Final
 
 import torch
@@ -26,7 +26,7 @@ from stator.aot.partition.lives import ARENA, POOL, TORCH, Fact, Half, Lives
 from stator.aot.partition.network import Cut, Network
 from stator.aot.partition.order import Run, backward_order, computed_twice
 from stator.aot.partition.scratch import Calling
-from stator.aot.partition.weigh import bytes_of, is_generated, readers, work_of
+from stator.aot.partition.weigh import bytes_of, hint_of, is_generated, readers, work_of
 from stator.core.events import is_large
 from stator.ops.table import POINTWISE
 from stator.torch_api import is_view_op
@@ -34,8 +34,18 @@ from stator.torch_api import is_view_op
 aten = torch.ops.aten
 
 SMALL: Final = 1024  # bytes of a value that is not worth a thought
+BESIDE_A_ROW: Final = 1 << 18  # bytes that a kernel on a CPU keeps of one, at most
+BESIDE_A_COLUMN: Final = 1 << 14  # of one of a block that runs together
 INTO_MEMORY: Final = frozenset(  # libraries that write where they are told
     {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
+)
+
+BY_CHANNEL: Final = frozenset(  # kernels whose rows are the elements of one of many channels
+    {
+        aten._native_batch_norm_legit.no_stats,
+        aten._native_batch_norm_legit_functional.default,
+        aten.native_batch_norm_backward.default,
+    }
 )
 
 IN_ROWS: Final = frozenset(  # kernels that read a row before they write it, as large, in its place
@@ -126,6 +136,8 @@ class Simulator:
         if not called and node.target not in POINTWISE and not is_view_op(node.target):
             for source in reads:
                 self.facts[source].reduced.append(number)
+                if _goes_far(node, self.nodes[source]):
+                    self.facts[source].far.append(number)
         by_torch = called and not _is_told_where(node)
         if by_torch and node.op == "call_function":
             calling = Calling(node.target, node.args, node.kwargs)
@@ -191,7 +203,7 @@ class Simulator:
         again = [own[node] + count * early for node, early in self.order(cut) if node in own]
         # The plan makes copies of its own values for the caller when all else is done.
         again.sort(key=self.last.__contains__)
-        again = self._joined(again)
+        again = self._joined(self._where_read(again))
         lives = Lives(self.facts, again, self.tangents)
         spans = lives.spans({*inputs, *returned, *owned}, grads, owned)
         relays = self._bases(cut.relays)
@@ -233,6 +245,39 @@ class Simulator:
             if not fact.is_call:
                 reads[here].update(fact.reads)
         return list(chain.from_iterable(parts))
+
+    def _where_read(self, runs: Sequence[int]) -> Sequence[int]:
+        """`runs` with what a kernel behind a call computes as it reads it, at that place.
+
+        As a mask that is kept in few bits and read in more.
+        """
+        if max(runs, default=0) >= len(self.nodes):  # some run twice, to be there early
+            return runs
+        calls = dict(zip(runs, accumulate(self.facts[run].is_call for run in runs), strict=True))
+        readers: dict[int, list[int]] = {}
+        for run in runs:
+            for memory in self.facts[run].reads:
+                readers.setdefault(memory, []).append(run)
+        ends: dict[int, int] = {}  # by what waits: the kernel that computes it
+        waiting: dict[int, list[int]] = {}  # by its reader
+        for run in reversed(runs):
+            found = readers.get(run, ())
+            is_inside = self.facts[run].brief and _is_as_read(self.nodes[run])
+            if is_inside and len(found) == 1:
+                end = ends.get(found[0], found[0])
+                if calls[end] != calls[run]:
+                    ends[run] = end
+                    waiting.setdefault(found[0], []).append(run)
+        ordered: list[int] = []
+        stack = [run for run in reversed(runs) if run not in ends]
+        while stack:
+            run = stack.pop()
+            before = waiting.pop(run, None)
+            if before:
+                stack += [run, *before]
+            else:
+                ordered.append(run)
+        return ordered
 
     def _bytes(self, numbers: Iterable[int]) -> int:
         return sum(self.facts[number].value for number in numbers)
@@ -350,6 +395,25 @@ def _is_brief(node: fx.Node, main: Mapping[fx.Node, fx.Node]) -> bool:
     if any(user.op == "output" for user in node.users):
         return False
     return all(is_generated(reader) for reader in readers(node))
+
+
+def _is_as_read(node: fx.Node) -> bool:
+    """Whether an element is computed of some others, so that its reader may do that."""
+    return node.target in POINTWISE or node.target is aten._to_copy.default
+
+
+def _goes_far(node: fx.Node, source: fx.Node) -> bool:
+    """Whether a kernel reads a value again that does not lie beside it until then.
+
+    On a GPU it is computed again.
+    """
+    value = source.meta.get("val")
+    if node.target not in BY_CHANNEL or not isinstance(value, torch.Tensor) or value.is_cuda:
+        return False
+    if value.dim() < 2:
+        return False
+    most = BESIDE_A_COLUMN if value.stride(1) == 1 else BESIDE_A_ROW
+    return bytes_of(value) > most * hint_of(value.size(1))
 
 
 def _is_for_caller(node: fx.Node) -> bool:
