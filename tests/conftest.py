@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from tests import parity
 
@@ -17,6 +18,7 @@ TORCH_WARNS = (
     ".*should not be instantiated. Methods on autograd functions are all static",  # Dynamo does
     ".*Profiler clears events at the end of each cycle",  # any profile, in torch 2.11
 )
+SLOW = (HealthCheck.too_slow,)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -31,6 +33,9 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["STATOR_CACHE"] = "0"  # tests of the cache have folders of their own
     parity.BACKEND.set(config.getoption("--backend"))
     parity.KERNELS.set(not config.getoption("--no-kernels"))
+    # How long an example takes says more of the machine than of us.
+    settings.register_profile("any machine", deadline=None, suppress_health_check=SLOW)
+    settings.load_profile("any machine")
     for message in TORCH_WARNS:
         config.addinivalue_line("filterwarnings", f"ignore:{message}")
 
