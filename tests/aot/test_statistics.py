@@ -30,6 +30,12 @@ def test_halves_with_parameters(dtype: torch.dtype, kernels: bool) -> None:
     check(norms, x, w, options={"kernels": kernels})
 
 
+def test_sizes_that_vary() -> None:
+    """A group norm is given sizes one by one: these are nodes too, of no type."""
+    x, w = torch.randn(5, 6, 6, requires_grad=True), torch.rand(6, requires_grad=True)
+    check(lambda x, w: torch.nn.functional.group_norm(x, 2, w, w), x, w, dynamic=True)
+
+
 def test_evaluation_saves_no_statistics() -> None:
     """The running ones are all that the backward needs."""
     module = torch.nn.BatchNorm1d(6).eval()
