@@ -67,6 +67,16 @@ def test_kernels_of_other_types_mean_what_the_program_does(name: str, dtype: tor
     require_same(PROGRAMS[name], *inputs(3, 5, dtype=dtype))
 
 
+def test_what_is_gathered_may_say_where() -> None:
+    """Both the index and what it is an index of are kept beside the row."""
+
+    def fn(x: Tensor) -> Tensor:
+        grown = x.exp()
+        return torch.take_along_dim(grown, (grown > 1).long(), 1)
+
+    require_same(fn, torch.randn(4, 6))
+
+
 # Scratch: what only the row itself reads
 
 

@@ -37,6 +37,18 @@ def test_rows_stay_in_registers(fn: Callable[[Tensor], Tensor]) -> None:
     assert len(stored) == 1  # what is between is nowhere
 
 
+def test_the_index_of_what_is_gathered_stays_in_registers_too() -> None:
+    def fn(x: Tensor) -> Tensor:
+        grown = x.exp()
+        return torch.take_along_dim(grown, (grown > 1).long(), 1)
+
+    (kernel,) = gpu_kernels(fn, torch.randn(ROWS))
+
+    (only_input,) = {load.buffer for s in kernel.statements for load in loads_of(s.value)}
+    assert only_input.size.constant == 300 * 64
+    assert only_input not in kernel.written
+
+
 def test_sums_of_columns_are_cut_so_that_programs_fill_a_card() -> None:
     first, second = gpu_kernels(lambda x: x.sum(0), torch.randn(8192, 768))
 

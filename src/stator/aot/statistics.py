@@ -45,10 +45,9 @@ def _drop_unused(node: fx.Node) -> None:
 
 
 def _settle_forward(node: fx.Node) -> None:
+    given = node.args[0].meta["val"].dtype
     parameters = [arg for arg in node.args[_PARAMETERS[node.target]] if arg is not None]
-    if node.args[0].meta["val"].dtype in _HALVES and any(
-        p.meta["val"].dtype is torch.float32 for p in parameters
-    ):
+    if given in _HALVES and any(p.meta["val"].dtype is torch.float32 for p in parameters):
         _retype(node, (1, 2), torch.float32)
     if node.target is aten._native_batch_norm_legit_functional.default:
         _retype(node, _RUNNING, node.args[_RUNNING[0]].meta["val"].dtype)

@@ -31,7 +31,7 @@ from stator.schedule.columns import block_width, is_columnar
 from stator.schedule.fuse import Group
 from stator.schedule.idle_roundings import without_idle_roundings
 from stator.schedule.read_ahead import read_ahead
-from stator.schedule.rewrite import rewritten, substitute
+from stator.schedule.rewrite import rewritten, rewritten_index, substitute
 from stator.schedule.rows import coordinates, position, row_number
 from stator.schedule.scatter import scatter_kernel
 from stator.schedule.single_term import single_term
@@ -238,7 +238,10 @@ class _Local:
 def _with_scratch(stage: Stage, local: Mapping[str, _Local], dropped: set[str]) -> Stage | None:
     def replace(load: Load) -> Expr | None:
         own = local.get(load.buffer.name)
-        return None if own is None else Load(load.dtype, own.buffer, own.place(load.index))
+        if own is None:
+            return None
+        place = own.place(rewritten_index(load.index, replace, {}))
+        return Load(load.dtype, own.buffer, place)
 
     body: list[Statement] = []
     for statement in stage.body:

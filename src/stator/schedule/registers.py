@@ -14,7 +14,7 @@ from stator.schedule.build import in_memory_order, merged_stages, place_of_rows
 from stator.schedule.coalesce import coalesce
 from stator.schedule.fuse import Group
 from stator.schedule.idle_roundings import without_idle_roundings
-from stator.schedule.rewrite import rewritten
+from stator.schedule.rewrite import rewritten, rewritten_index
 from stator.schedule.rows import coordinates, position, row_number
 from stator.schedule.single_term import single_term
 
@@ -81,7 +81,7 @@ class _Builder:
         if name not in self.values:
             return None  # from outside, or of a scan: that one is in memory
         maker = self.members[name]
-        point = coordinates(load.index, maker)
+        point = coordinates(rewritten_index(load.index, self._instead_of, {}), maker)
         assert point is not None, "the fuser saw to it"
         place: dict[Leaf, Index] = dict(zip(maker.outer, point, strict=True))
         return self.values[name].replaced(place)

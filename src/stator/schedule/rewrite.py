@@ -8,7 +8,8 @@ from typing import TypeAlias
 from stator.loops.index import Clamped, Element, Index, Quotient, Remainder, clamped
 from stator.loops.ir import Apply, Cast, Expr, IndexValue, Load, Within, within
 
-Replace: TypeAlias = Callable[[Load], Expr | None]  # None: the load stays
+# None: the load stays.  What takes its place is taken as it is: an index in it has to be rewritten.
+Replace: TypeAlias = Callable[[Load], Expr | None]
 Condition: TypeAlias = tuple[Index, Index]  # what a choice asks: is the index within the limit?
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 import pytest
+import torch
 
 from stator.loops.ir import Accumulate, Kernel, Store
 from stator.loops.text import to_text
+from tests import parity
 from tests.fuzz.cases import case_of, decisions_of
 
 pytest.importorskip("triton")
@@ -43,3 +45,9 @@ def test_triton_agrees_with_the_interpreter(shard: int) -> None:
 
         assert run.failure(case.kernel) is None, f"case {number}\n{to_text(case.kernel)}"
     assert tried > NUMBERS // SHARDS // 4
+
+
+def test_every_number_of_bf16_is_read_as_it_is() -> None:
+    every = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(torch.bfloat16)
+
+    parity.check(lambda x: [x.float(), x.signbit(), x != 0], every, options={"codegen": "triton"})

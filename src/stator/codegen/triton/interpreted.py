@@ -90,13 +90,20 @@ def _alike(own: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _converted(own: Callable[..., Any]) -> Callable[..., Any]:
-    """The interpreter's conversion, which cuts f32 off where the hardware rounds to bf16."""
+    """The interpreter's conversion, which cuts f32 off where the hardware rounds to bf16.
+
+    And what bf16 has below its normal numbers, it gives other values.
+    """
 
     def convert(value: Any, source: Any, target: Any, rounding: Any) -> Any:
-        if (str(source), str(target)) != ("fp32", "bf16"):
-            return own(value, source, target, rounding)
-        rounded = torch.from_numpy(np.array(value, np.float32)).to(torch.bfloat16)
-        return rounded.view(torch.uint16).numpy()
+        match str(source), str(target):
+            case "fp32", "bf16":
+                rounded = torch.from_numpy(np.array(value, np.float32)).to(torch.bfloat16)
+                return rounded.view(torch.uint16).numpy()
+            case "bf16", "fp32":
+                return value.astype(np.uint32) << 16
+            case _:
+                return own(value, source, target, rounding)
 
     return convert
 
