@@ -141,7 +141,8 @@ def _columns(kernel: Kernel, lengths: list[Index]) -> Shape:
         across //= 2
     if across < ACROSS:
         return Shape("rows", across, min(power(longest), SLENDER), 8 if longest >= SHARED else 4)
-    sums = [s.value.dtype for s in kernel.statements if isinstance(s, Accumulate)]
+    loops = [statement for stage in kernel.stages if stage.inner for statement in stage.body]
+    sums = [s.value.dtype for s in loops if isinstance(s, Accumulate)]
     most = AT_A_TIME // 2 if bytes_ <= 2 else AT_A_TIME
     return Shape(
         "rows", across, min(power(longest), most if sums.count(DType.F64) < 2 else SEVERAL_SUMS), 4
