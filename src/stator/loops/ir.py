@@ -108,6 +108,12 @@ class Expr(metaclass=Interned):
         return frozenset(leaf for leaf in self.leaves if isinstance(leaf, Axis))
 
     @cached_property
+    def depth(self) -> int:
+        """How many expressions stand inside of each other, at most."""
+        self._compute_inside_out("depth")
+        return 1 + max((part.depth for part in children(self)), default=0)
+
+    @cached_property
     def size(self) -> int:
         """How many operations computing it takes."""
         return sum(operand.size for operand in self.operands)
