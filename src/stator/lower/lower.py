@@ -464,8 +464,6 @@ class Lowering:
             for source in node.all_input_nodes:
                 self.realize(source)
             self.items.append(Extern(node))
-            if isinstance(value, Value):
-                self._remember(node)
             return
         loops = _Loops(node.name, axes_of(node.name, "o", value.size))
         expr, tensor = value.load(point_of(loops.outer)), node.meta["val"]
