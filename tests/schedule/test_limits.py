@@ -131,3 +131,29 @@ def test_a_kernel_is_handed_so_many_tensors_and_no_more(monkeypatch: pytest.Monk
 
     assert max(len((*kernel.read, *kernel.written)) for kernel in kernels) <= 30
     assert len(kernels) <= 5
+
+
+def test_what_is_read_at_ever_more_places_is_not_computed_at_all_of_them() -> None:
+    """Each step reads the one before it twice, further and further apart."""
+
+    def fn(x: Tensor, steps: int) -> Tensor:
+        x = x.softmax(-1)
+        for step in range(steps):
+            x = torch.sin(x[:, : -(1 << step)] + x[:, 1 << step :])
+        return x
+
+    def operations(steps: int) -> int:
+        kernels = gpu_kernels(lambda x: fn(x, steps), torch.ones(300, 4096))
+        return sum(len(nodes(s)) for kernel in kernels for s in kernel.statements)
+
+    few, more, many = (operations(steps) for steps in (6, 8, 10))
+
+    assert many - more == more - few
+
+
+def test_what_is_read_at_a_few_places_is_computed_at_each() -> None:
+    kernels = gpu_kernels(
+        lambda x: x.softmax(-1)[:, 1:] * x.softmax(-1)[:, :-1], torch.ones(300, 64)
+    )
+
+    assert len(kernels) == 1

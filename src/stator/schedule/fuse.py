@@ -16,6 +16,7 @@ from stator.loops.index import Axis
 from stator.loops.values import product
 from stator.lower.items import Check, Compute, Extern, Item, Scatter, Size
 from stator.lower.sizes import Sizes
+from stator.schedule.again import MOST_AGAIN, computed_again
 from stator.schedule.rows import Rows, assign
 from stator.torch_api import is_mutable_op, is_random_op, is_view_op
 
@@ -96,14 +97,16 @@ def fuse(
     *,
     late: bool = False,
     few_rows: int = 1,
+    in_registers: bool = False,
 ) -> Fused:
     """Group `items`, keeping every reader behind what it reads.
 
     `late`: some of them are computed a second time, to be there for short; they shall not be moved
     to the front, unless they are among `results`, which are kept in any case.  A loop that is worth
-    it does not join a group of `few_rows` or less.
+    it does not join a group of `few_rows` or less.  `in_registers`: what a member makes is computed
+    anew at each place of it that others read.
     """
-    return _Fuser(items, sizes, frozenset(results), late, few_rows).fuse()
+    return _Fuser(items, sizes, frozenset(results), late, few_rows, in_registers).fuse()
 
 
 class _Fuser:
@@ -114,12 +117,14 @@ class _Fuser:
         results: frozenset[str],
         late: bool,
         few_rows: int,
+        in_registers: bool,
     ) -> None:
         self.items = items
         self.sizes = sizes
         self.results = results
         self.late = late
         self.few_rows = few_rows
+        self.in_registers = in_registers
         self.groups: list[Group] = []
         self.needs: list[int] = []  # bit sets of groups that each group waits for, all the way
         self.home: dict[str, int] = {}  # name -> group that makes it
@@ -236,6 +241,8 @@ class _Fuser:
             return None, reason
         if self._is_too_much(rows, [*group.members, item]):
             return None, "too few rows for threads to share"
+        if self.in_registers and computed_again(item, group.members) > MOST_AGAIN:
+            return None, f"more than {MOST_AGAIN} operations would be done again, at other places"
         return rows, ""
 
     def _why_too_early(self, number: int, item: Compute) -> str:
