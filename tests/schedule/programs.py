@@ -64,11 +64,11 @@ def scheduled(fn: Callable[..., Any], *inputs: Any, symbolic: bool = False) -> P
     return Program(module, fused.groups, fused.refusals, lowering.sizes, kernels)
 
 
-def gpu_kernels(fn: Callable[..., Any], *inputs: Any) -> list[Kernel]:
+def gpu_kernels(fn: Callable[..., Any], *inputs: Any, symbolic: bool = False) -> list[Kernel]:
     """What a GPU would run, kernels verified."""
-    module = traced(fn, *inputs)
+    module = traced(fn, *inputs, symbolic=symbolic)
     lowering = Lowering(module, target=GPU)
-    fused = fuse(lowering.run(), lowering.sizes, few_rows=FEW_ROWS)
+    fused = fuse(lowering.run(), lowering.sizes, few_rows=FEW_ROWS, in_registers=True)
     read = {node.name for node in module.graph.output_node().all_input_nodes}
     for group in fused.groups:
         read |= {name for name in group.reads if name not in {m.name for m in group.members}}

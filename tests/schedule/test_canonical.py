@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from typing import Final
+from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor
 
 from stator.codegen.llvm.shape import arguments_of, symbols_of
+from stator.core.dtypes import DType
 from stator.loops import interp
-from stator.loops.index import Symbol
-from stator.loops.ir import Kernel
+from stator.loops.build import apply
+from stator.loops.index import Axis, Element, Index, Symbol
+from stator.loops.ir import Buffer, Kernel, Load, Stage, Store
 from stator.loops.parse import parse
+from stator.loops.prims import Prim
 from stator.loops.text import to_text
 from stator.loops.verify import verify
-from stator.schedule.canonical import LONG_ENOUGH, Canonical, canonical
+from stator.schedule.canonical import LONG_ENOUGH, Canonical, _Renaming, canonical
 from tests.fuzz.arguments import Array, inputs
 from tests.fuzz.cases import decisions_of
 from tests.fuzz.choices import Recorded
@@ -252,3 +256,19 @@ def test_the_nameless_kernel_can_be_written_and_read() -> None:
 
     assert parse(to_text(kernel)) is kernel
     verify(_with_sizes(canonical(parse(SOFTMAX))))
+
+
+def test_a_gather_of_gathers_is_renamed_once() -> None:
+    """Each asks twice where the one before it led: there are 2**16 ways through them."""
+    table = Buffer("t", DType.I64, Index.of(8))
+    value = Load(DType.I64, table, Index.of(Axis("i", Index.of(8))))
+    for _ in range(16):
+        twice = apply(Prim.MUL, value, value)
+        value = Load(DType.I64, table, Index.of(Element(twice)) + 2 * Index.of(Element(value)))
+    store = Store(Buffer("y", DType.I64, Index.of(8)), Index.of(Axis("i", Index.of(8))), value)
+    kernel = Kernel("gathers", (Axis("i", Index.of(8)),), (Stage((), (store,)),))
+
+    with mock.patch.object(_Renaming, "load", autospec=True, side_effect=_Renaming.load) as renamed:
+        canonical(kernel)
+
+    assert renamed.call_count == 17

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from stator.loops.index import Atom, Clamped, Element, Index, Quotient, Remainder, Symbol
+from stator.loops.index import Index, Symbol
 from stator.loops.ir import (
     Buffer,
     Expr,
@@ -14,35 +12,10 @@ from stator.loops.ir import (
     Statement,
     Store,
     Within,
+    children,
+    expressions_in,
+    index_parts,
 )
-
-
-def index_parts(index: Index) -> Iterator[Atom]:
-    """Atoms of an index, those inside of quotients included."""
-    for product, _ in index.terms:
-        for atom in product:
-            yield atom
-            if isinstance(atom, Quotient | Remainder):
-                yield from index_parts(atom.value)
-                yield from index_parts(atom.by)
-            elif isinstance(atom, Clamped):
-                for part in (atom.value, atom.low, atom.high):
-                    yield from index_parts(part)
-
-
-def expressions_in(index: Index) -> list[Expr]:
-    """Expressions that an index holds directly."""
-    return [atom.expr for atom in index_parts(index) if isinstance(atom, Element)]
-
-
-def children(expr: Expr) -> tuple[Expr, ...]:
-    """Expressions directly inside of `expr`, those of its index included."""
-    if isinstance(expr, Load | IndexValue):
-        return tuple(expressions_in(expr.index))
-    if isinstance(expr, Within):
-        limits = (*expressions_in(expr.index), *expressions_in(expr.limit))
-        return (*limits, *expr.operands)
-    return expr.operands
 
 
 def roots(statement: Statement) -> tuple[Expr, ...]:

@@ -182,15 +182,15 @@ class Index(metaclass=Interned):
             found = found + Index(((tuple(rest), factor),))
         return found
 
-    def replaced(self, values: Mapping[Leaf, Index]) -> Index:
-        """The index with axes or symbols replaced."""
-        if not self.leaves & values.keys():
+    def replaced(self, values: Mapping[Leaf, Index], done: dict[Any, Any] | None = None) -> Index:
+        """The index with axes or symbols replaced; `done`: what became of expressions so far."""
+        if self.leaves.isdisjoint(values):
             return self
         total = ZERO
         for product, factor in self.terms:
             part = Index.of(factor)
             for atom in product:
-                part = part * _replaced(atom, values)
+                part = part * _replaced(atom, values, done)
             total = total + part
         return total
 
@@ -580,16 +580,16 @@ def _exact(product: Product, factor: int, by: Index) -> Index | None:
     return Index(((tuple(rest), factor // number),))
 
 
-def _replaced(atom: Atom, values: Mapping[Leaf, Index]) -> Index:
+def _replaced(atom: Atom, values: Mapping[Leaf, Index], done: dict[Any, Any] | None) -> Index:
     match atom:
         case Axis() | Symbol():
             return values.get(atom, Index.of(atom))
         case Quotient():
-            return atom.value.replaced(values) // atom.by.replaced(values)
+            return atom.value.replaced(values, done) // atom.by.replaced(values, done)
         case Remainder():
-            return atom.value.replaced(values) % atom.by.replaced(values)
+            return atom.value.replaced(values, done) % atom.by.replaced(values, done)
         case Clamped():
-            parts = (part.replaced(values) for part in (atom.value, atom.low, atom.high))
+            parts = (part.replaced(values, done) for part in (atom.value, atom.low, atom.high))
             return clamped(*parts)
         case Element():
-            return Index.of(Element(atom.expr.replaced(values)))
+            return Index.of(Element(atom.expr.replaced(values, done)))

@@ -18,15 +18,18 @@ when stored.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from functools import cached_property
-from typing import TypeAlias
+from functools import cached_property, lru_cache
+from hashlib import sha256
+from typing import Final, TypeAlias
 
 from stator.core.dtypes import DType
 from stator.core.interning import Interned
 from stator.loops.index import (
+    REMEMBERED,
+    Atom,
     Axis,
     Clamped,
     Element,
@@ -39,6 +42,8 @@ from stator.loops.index import (
     upper_bound,
 )
 from stator.loops.prims import COMPARISONS, ROUNDINGS, Prim
+
+LONGEST_TEXT: Final = 1_000  # characters of an expression
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,9 +70,36 @@ class Expr(metaclass=Interned):
         """Expressions it is made of."""
         return ()
 
+    def __str__(self) -> str:
+        return self._text
+
+    @cached_property
+    def _text(self) -> str:
+        """By which indices are ordered that hold it.  Of a long text its digest.
+
+        A part is written once for every path to it: there may be more of them than memory holds.
+        """
+        self._compute_inside_out("_text")
+        text = self._written()
+        return text if len(text) <= LONGEST_TEXT else f"#{sha256(text.encode()).hexdigest()[:16]}"
+
+    def _written(self) -> str:
+        """The text form, of those of its parts."""
+        raise NotImplementedError
+
+    def _compute_inside_out(self, name: str) -> None:
+        """Compute a property of all that is inside, one part after the other: it may be deep."""
+        for part in innermost_first(self, lambda part: name in part.__dict__):
+            if part is not self:
+                getattr(part, name)
+
     @cached_property
     def leaves(self) -> frozenset[Leaf]:
         """Axes and symbols it depends on."""
+        self._compute_inside_out("leaves")
+        return self._leaves()
+
+    def _leaves(self) -> frozenset[Leaf]:
         return frozenset().union(*(operand.leaves for operand in self.operands))
 
     @cached_property
@@ -76,12 +108,29 @@ class Expr(metaclass=Interned):
         return frozenset(leaf for leaf in self.leaves if isinstance(leaf, Axis))
 
     @cached_property
+    def depth(self) -> int:
+        """How many expressions stand inside of each other, at most."""
+        self._compute_inside_out("depth")
+        return 1 + max((part.depth for part in children(self)), default=0)
+
+    @cached_property
     def size(self) -> int:
         """How many operations computing it takes."""
         return sum(operand.size for operand in self.operands)
 
-    def replaced(self, values: Mapping[Leaf, Index]) -> Expr:
-        """The expression with axes or symbols replaced."""
+    def replaced(self, values: Mapping[Leaf, Index], done: dict[Expr, Expr] | None = None) -> Expr:
+        """The expression with axes or symbols replaced; `done`: what became of parts so far.
+
+        Each part once: it may stand in as many places as there are paths to it.
+        """
+        done = {} if done is None else done
+        for part in innermost_first(self, done.__contains__):
+            is_free = part.leaves.isdisjoint(values)
+            done[part] = part if is_free else part._replaced(values, done)
+        return done[self]
+
+    def _replaced(self, values: Mapping[Leaf, Index], done: dict[Expr, Expr]) -> Expr:
+        """The same, where it depends on some of them and its parts are done."""
         return self
 
 
@@ -91,7 +140,7 @@ class Const(Expr):
 
     value: int | float | bool
 
-    def __str__(self) -> str:
+    def _written(self) -> str:
         return repr(self.value)
 
 
@@ -102,18 +151,17 @@ class Load(Expr):
     buffer: Buffer
     index: Index
 
-    @cached_property
-    def leaves(self) -> frozenset[Leaf]:
+    def _leaves(self) -> frozenset[Leaf]:
         return self.index.leaves
 
     @cached_property
     def size(self) -> int:
         return 1
 
-    def replaced(self, values: Mapping[Leaf, Index]) -> Expr:
-        return Load(self.dtype, self.buffer, self.index.replaced(values))
+    def _replaced(self, values: Mapping[Leaf, Index], done: dict[Expr, Expr]) -> Expr:
+        return Load(self.dtype, self.buffer, self.index.replaced(values, done))
 
-    def __str__(self) -> str:
+    def _written(self) -> str:
         return f"{self.buffer}[{self.index}]"
 
 
@@ -123,14 +171,13 @@ class IndexValue(Expr):
 
     index: Index
 
-    @cached_property
-    def leaves(self) -> frozenset[Leaf]:
+    def _leaves(self) -> frozenset[Leaf]:
         return self.index.leaves
 
-    def replaced(self, values: Mapping[Leaf, Index]) -> Expr:
-        return IndexValue(self.dtype, self.index.replaced(values))
+    def _replaced(self, values: Mapping[Leaf, Index], done: dict[Expr, Expr]) -> Expr:
+        return IndexValue(self.dtype, self.index.replaced(values, done))
 
-    def __str__(self) -> str:
+    def _written(self) -> str:
         return f"value({self.index})"
 
 
@@ -140,7 +187,7 @@ class Accumulated(Expr):
 
     name: str
 
-    def __str__(self) -> str:
+    def _written(self) -> str:
         return self.name
 
 
@@ -154,10 +201,10 @@ class Cast(Expr):
     def operands(self) -> tuple[Expr, ...]:
         return (self.value,)
 
-    def replaced(self, values: Mapping[Leaf, Index]) -> Expr:
-        return Cast(self.dtype, self.value.replaced(values))
+    def _replaced(self, values: Mapping[Leaf, Index], done: dict[Expr, Expr]) -> Expr:
+        return Cast(self.dtype, done[self.value])
 
-    def __str__(self) -> str:
+    def _written(self) -> str:
         return f"{self.dtype!r}({self.value})"
 
 
@@ -177,12 +224,10 @@ class Apply(Expr):
         own = self.prim not in ROUNDINGS  # a load or a store rounds as well
         return own + sum(arg.size for arg in self.args)
 
-    def replaced(self, values: Mapping[Leaf, Index]) -> Expr:
-        if not self.leaves & values.keys():
-            return self
-        return Apply(self.dtype, self.prim, tuple(arg.replaced(values) for arg in self.args))
+    def _replaced(self, values: Mapping[Leaf, Index], done: dict[Expr, Expr]) -> Expr:
+        return Apply(self.dtype, self.prim, tuple(done[arg] for arg in self.args))
 
-    def __str__(self) -> str:
+    def _written(self) -> str:
         return f"{self.prim.name.lower()}({', '.join(str(arg) for arg in self.args)})"
 
 
@@ -202,8 +247,7 @@ class Within(Expr):
     def operands(self) -> tuple[Expr, ...]:
         return (self.inside, self.outside)
 
-    @cached_property
-    def leaves(self) -> frozenset[Leaf]:
+    def _leaves(self) -> frozenset[Leaf]:
         sides = self.inside.leaves | self.outside.leaves
         return self.index.leaves | self.limit.leaves | sides
 
@@ -211,17 +255,11 @@ class Within(Expr):
     def size(self) -> int:
         return 1 + self.inside.size + self.outside.size
 
-    def replaced(self, values: Mapping[Leaf, Index]) -> Expr:
-        if not self.leaves & values.keys():
-            return self
-        return within(
-            self.index.replaced(values),
-            self.limit.replaced(values),
-            self.inside.replaced(values),
-            self.outside.replaced(values),
-        )
+    def _replaced(self, values: Mapping[Leaf, Index], done: dict[Expr, Expr]) -> Expr:
+        index, limit = self.index.replaced(values, done), self.limit.replaced(values, done)
+        return within(index, limit, done[self.inside], done[self.outside])
 
-    def __str__(self) -> str:
+    def _written(self) -> str:
         return f"within({self.index}, {self.limit}, {self.inside}, {self.outside})"
 
 
@@ -337,6 +375,33 @@ class Kernel(metaclass=Interned):
         return tuple(dict.fromkeys(b for b in found if b.is_scratch))
 
 
+def children(expr: Expr) -> tuple[Expr, ...]:
+    """Expressions directly inside of `expr`, those of its index included."""
+    if isinstance(expr, Load | IndexValue):
+        return expressions_in(expr.index)
+    if isinstance(expr, Within):
+        return (*expressions_in(expr.index), *expressions_in(expr.limit), *expr.operands)
+    return expr.operands
+
+
+def innermost_first(expr: Expr, is_done: Callable[[Expr], bool]) -> Iterator[Expr]:
+    """The expression and all inside of it, each part once, behind those that it is made of.
+
+    Parts that are done, and what is inside of them, are left out: so whoever remembers what he was
+    given, part by part, walks no path twice, and walks no deeper than one.
+    """
+    seen: set[Expr] = set()
+    stack = [(expr, False)]
+    while stack:
+        current, is_last = stack.pop()
+        if is_last:
+            yield current
+        elif current not in seen and not is_done(current):
+            seen.add(current)
+            stack.append((current, True))
+            stack += [(child, False) for child in reversed(children(current))]
+
+
 def walk(expr: Expr) -> Iterator[Expr]:
     """The expression and all inside of it, indices of loads included; shared parts once."""
     seen: set[Expr] = set()
@@ -349,7 +414,7 @@ def walk(expr: Expr) -> Iterator[Expr]:
         yield current
         stack += current.operands
         if isinstance(current, Load | IndexValue | Within):
-            stack += _elements(current.index)
+            stack += expressions_in(current.index)
 
 
 def loads_of(expr: Expr) -> list[Load]:
@@ -358,22 +423,26 @@ def loads_of(expr: Expr) -> list[Load]:
 
 
 def _index_loads(index: Index) -> list[Load]:
-    return [load for expr in _elements(index) for load in loads_of(expr)]
+    return [load for expr in expressions_in(index) for load in loads_of(expr)]
 
 
-def _elements(index: Index) -> list[Expr]:
-    """Expressions that an index holds."""
-    found: list[Expr] = []
+def index_parts(index: Index) -> Iterator[Atom]:
+    """Atoms of an index, those inside of quotients included."""
     for product, _ in index.terms:
         for atom in product:
-            if isinstance(atom, Element):
-                found.append(atom.expr)
-            elif isinstance(atom, Quotient | Remainder):
-                found += _elements(atom.value)
-                found += _elements(atom.by)
+            yield atom
+            if isinstance(atom, Quotient | Remainder):
+                yield from index_parts(atom.value)
+                yield from index_parts(atom.by)
             elif isinstance(atom, Clamped):
-                found += [e for i in (atom.value, atom.low, atom.high) for e in _elements(i)]
-    return found
+                for part in (atom.value, atom.low, atom.high):
+                    yield from index_parts(part)
+
+
+@lru_cache(REMEMBERED)
+def expressions_in(index: Index) -> tuple[Expr, ...]:
+    """Expressions that an index holds directly."""
+    return tuple(atom.expr for atom in index_parts(index) if isinstance(atom, Element))
 
 
 def result_dtype(prim: Prim, args: tuple[Expr, ...]) -> DType:

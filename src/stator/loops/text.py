@@ -30,7 +30,6 @@ from typing import Final
 from stator.core.dtypes import DType
 from stator.loops.access import (
     buffers,
-    children,
     header_sizes,
     indices,
     roots,
@@ -49,6 +48,8 @@ from stator.loops.ir import (
     Statement,
     Store,
     Within,
+    children,
+    innermost_first,
     result_dtype,
 )
 
@@ -222,12 +223,7 @@ def _shared(statement: Statement) -> list[Expr]:
 def _innermost_first(exprs: tuple[Expr, ...]) -> list[Expr]:
     """Every expression once, behind all that are inside of it."""
     done: dict[Expr, None] = {}
-    stack = [(expr, False) for expr in reversed(exprs)]
-    while stack:
-        expr, is_ready = stack.pop()
-        if is_ready:
-            done[expr] = None
-        elif expr not in done:
-            stack.append((expr, True))
-            stack += [(child, False) for child in reversed(children(expr))]
+    for expr in exprs:
+        for part in innermost_first(expr, done.__contains__):
+            done[part] = None
     return list(done)

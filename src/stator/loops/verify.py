@@ -14,7 +14,7 @@ from typing import Final, NoReturn
 
 from stator.core.dtypes import DType
 from stator.errors import VerifyError
-from stator.loops.access import buffers, children, index_parts, indices, nodes, symbols
+from stator.loops.access import buffers, indices, nodes, symbols
 from stator.loops.index import (
     Axis,
     Clamped,
@@ -43,6 +43,8 @@ from stator.loops.ir import (
     Statement,
     Store,
     Within,
+    children,
+    index_parts,
     result_dtype,
 )
 from stator.loops.prims import COMPARISONS, RANDOM, Prim

@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import fx
@@ -22,12 +22,22 @@ from stator.graph.edit import KEPT
 from stator.loops.build import Body, apply, cast, const
 from stator.loops.half import TO_HALF, rounded
 from stator.loops.index import Axis, Index, Symbol
-from stator.loops.ir import Apply, Buffer, Combine, Expr, IndexValue, Load, loads_of, walk
+from stator.loops.ir import Buffer, Combine, Expr, IndexValue, Load, loads_of
 from stator.loops.prims import Prim
 from stator.loops.values import Point, Result, Updates, Value, broadcast, product
 from stator.lower.eager_bits import has_eager_bits
 from stator.lower.items import Check, Compute, Extern, Item, Scatter, Size, place_of, without_unread
 from stator.lower.numbers import Number, number_of
+from stator.lower.realize import (
+    FEW_LINKS,
+    MOST_LINKS,
+    MOST_LOADS,
+    MOST_READ,
+    is_dear,
+    is_large,
+    is_tangled,
+    is_worth_keeping,
+)
 from stator.lower.sizes import Shown, Sizes
 from stator.lower.split import in_pieces, in_pieces_on_a_gpu
 from stator.lower.target import ON_THE_CPU, Target
@@ -46,15 +56,6 @@ from stator.lower.tensors import (
 from stator.ops import table
 from stator.ops.table import Pointwise, Promotion
 from stator.torch_api import is_mutable_op
-
-MOST_LOADS: Final = 12  # of one expression; beyond, a value is computed into memory
-MOST_OPERATIONS: Final = 60
-CHEAP: Final = 2  # operations that are rather done again than stored and read
-
-_DEAR: Final = frozenset(prim for prim in Prim if prim.value > Prim.FMA.value) | {
-    Prim.DIV,
-    Prim.SQRT,
-}
 
 
 class NoKernelError(Exception):
@@ -79,6 +80,7 @@ class Lowering:
     module: fx.GraphModule
     items: list[Item] = field(default_factory=list)
     values: dict[fx.Node, Any] = field(default_factory=dict)
+    links: dict[fx.Node, int] = field(default_factory=dict)
     real: set[fx.Node] = field(default_factory=set)  # nodes whose tensor exists at run time
     reasons: dict[str, str] = field(default_factory=dict)  # node -> why torch executes it
     sizes: Sizes = field(default_factory=Sizes)
@@ -295,14 +297,19 @@ class Lowering:
         except NoKernelError as error:
             del self.items[count:]
             return None, str(error)
-        return value, None if value is not None else "its rule does not take these arguments"
+        if value is None:
+            return None, "its rule does not take these arguments"
+        reason = self._why_too_wide(node, value)
+        if reason is not None:
+            del self.items[count:]
+        return (None, reason) if reason is not None else (value, None)
 
     def _require_one(self, holds: Expr, error: type[Exception], message: str) -> None:
         self.require(Value((), DType.BOOL, lambda _: holds), error, message)
 
     def _computed_once(self, number: Number) -> Number:
         """The number, in memory if to compute it for each element would be dear."""
-        return self._kept_number(number) if _is_dear(number.expr) else number
+        return self._kept_number(number) if is_dear(number.expr) else number
 
     def _kept_number(self, number: Number) -> Number:
         return Number(self.keep(Value((), DType.F64, lambda _: number.expr)).load(()))
@@ -411,19 +418,34 @@ class Lowering:
 
     def _keep_if_dear(self, node: fx.Node) -> None:
         value = self.values[node]
-        if not isinstance(value, Value) or node.target in table.VIEW_RULES:
-            return  # a view computes nothing: its source was asked
-        point = point_of(axes_of("probe", "o", value.size))
-        expr = value.load(point)
-        if isinstance(expr, Load):
+        if not isinstance(value, Value):
             return
-        loads = len(loads_of(expr))
-        large = loads > MOST_LOADS or expr.size > MOST_OPERATIONS
-        dear = expr.size - loads > CHEAP or _is_dear(expr)
-        # A single dear number is computed once, not for each element of what reads it.
-        single = product(value.size).constant == 1
-        if large or (dear and (single or _readers(node) > 1)) or _is_kept(node):
+        self.links[node] = 1 + max((self._links(s) for s in node.all_input_nodes), default=0)
+        is_view = node.target in table.VIEW_RULES
+        if is_view and self.links[node] <= FEW_LINKS:
+            return  # a view computes nothing: its source was asked
+        expr = value.load(point_of(axes_of("probe", "o", value.size)))
+        if self.links[node] > MOST_LINKS or is_tangled(expr):
             self.realize(node)
+            if is_view:
+                self._remember(node)
+        elif not is_view and not isinstance(expr, Load):
+            # A single dear number is computed once, not for each element of what reads it.
+            again = product(value.size).constant == 1 or _readers(node) > 1
+            if is_large(expr) or (again and is_worth_keeping(expr)) or _is_kept(node):
+                self.realize(node)
+
+    def _why_too_wide(self, node: fx.Node, value: Any) -> str | None:
+        """Why one kernel should not read all that a value is made of; None where it may."""
+        if not isinstance(value, Value) or len(node.all_input_nodes) * MOST_LOADS <= MOST_READ:
+            return None
+        expr = value.load(point_of(axes_of("probe", "o", value.size)))
+        count = len({load.buffer for load in loads_of(expr)})
+        return f"it reads {count} tensors: {MOST_READ} are enough" if count > MOST_READ else None
+
+    def _links(self, node: fx.Node) -> int:
+        """How many values are computed one inside of the other, from memory to this one."""
+        return 0 if node in self.real else self.links.get(node, 0)
 
     def realize(self, node: fx.Node) -> None:
         """See to it that the node's tensor exists at run time."""
@@ -556,7 +578,14 @@ def _parts_read(node: fx.Node) -> set[int]:
 
 def _readers(node: fx.Node) -> int:
     """How many nodes read the value, seen through views."""
-    return sum(_readers(user) if user.target in table.VIEW_RULES else 1 for user in node.users)
+    count, stack = 0, list(node.users)
+    while stack:
+        user = stack.pop()
+        if user.target in table.VIEW_RULES:
+            stack += user.users
+        else:
+            count += 1
+    return count
 
 
 def _is_kept(node: fx.Node) -> bool:
@@ -566,7 +595,3 @@ def _is_kept(node: fx.Node) -> bool:
     """
     returned = any(user.op == "output" for user in node.users)
     return bool(node.meta.get(KEPT)) or (returned and len(node.users) > 1)
-
-
-def _is_dear(expr: Expr) -> bool:
-    return any(isinstance(part, Apply) and part.prim in _DEAR for part in walk(expr))

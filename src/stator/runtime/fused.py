@@ -127,8 +127,9 @@ def _settled(
 def _fused(items: Sequence[Item], lowering: Lowering, returned: set[str]) -> Fused:
     nodes = lowering.module.graph.nodes
     late = any(node.meta.get(EARLY) or node.meta.get(AGAIN) for node in nodes)
-    few_rows = FEW_ROWS if lowering.target.uses_triton else 1
-    return fuse(items, lowering.sizes, returned, late=late, few_rows=few_rows)
+    on_gpu = lowering.target.uses_triton
+    few_rows = FEW_ROWS if on_gpu else 1
+    return fuse(items, lowering.sizes, returned, late=late, few_rows=few_rows, in_registers=on_gpu)
 
 
 def begin_workers() -> None:

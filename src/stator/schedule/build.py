@@ -31,7 +31,7 @@ from stator.schedule.columns import block_width, is_columnar
 from stator.schedule.fuse import Group
 from stator.schedule.idle_roundings import without_idle_roundings
 from stator.schedule.read_ahead import read_ahead
-from stator.schedule.rewrite import rewritten, rewritten_index, substitute
+from stator.schedule.rewrite import rewritten, substitute
 from stator.schedule.rows import coordinates, position, row_number
 from stator.schedule.scatter import scatter_kernel
 from stator.schedule.single_term import single_term
@@ -189,7 +189,7 @@ def _joined(first: Stage, second: Stage) -> Stage | None:
     return Stage(first.inner, tuple(body))
 
 
-def _exact(values: Mapping[Buffer, Expr], load: Load) -> Expr | None:
+def _exact(values: Mapping[Buffer, Expr], load: Load, _: Index) -> Expr | None:
     """The value itself, where reading it back would give the same: not after rounding."""
     value = values.get(load.buffer)
     if value is None or load.buffer.dtype.computed_in is not load.buffer.dtype:
@@ -236,12 +236,9 @@ class _Local:
 
 
 def _with_scratch(stage: Stage, local: Mapping[str, _Local], dropped: set[str]) -> Stage | None:
-    def replace(load: Load) -> Expr | None:
+    def replace(load: Load, index: Index) -> Expr | None:
         own = local.get(load.buffer.name)
-        if own is None:
-            return None
-        place = own.place(rewritten_index(load.index, replace, {}))
-        return Load(load.dtype, own.buffer, place)
+        return None if own is None else Load(load.dtype, own.buffer, own.place(index))
 
     body: list[Statement] = []
     for statement in stage.body:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from stator.loops.access import indices
@@ -88,16 +88,16 @@ def _moved(statement: Statement, at: Mapping[Leaf, Index]) -> Statement:
 class _Renaming:
     buffers: Mapping[Buffer, Buffer]
     leaves: Mapping[Leaf, Index]
+    seen: dict[Expr, Expr] = field(default_factory=dict)  # what gathers read, in many of them
 
     def statement(self, statement: Statement) -> Statement:
-        value = rewritten(statement.value.replaced(self.leaves), self.load, {})
+        value = rewritten(statement.value.replaced(self.leaves), self.load, self.seen)
         if isinstance(statement, Accumulate):
             return Accumulate(statement.name, statement.combine, value)
-        index = rewritten_index(statement.index.replaced(self.leaves), self.load, {})
+        index = rewritten_index(statement.index.replaced(self.leaves), self.load, self.seen)
         return Store(self.buffers[statement.buffer], index, value, statement.combine)
 
-    def load(self, load: Load) -> Expr | None:
-        index = rewritten_index(load.index, self.load, {})
+    def load(self, load: Load, index: Index) -> Expr | None:
         return Load(load.dtype, self.buffers[load.buffer], index)
 
 

@@ -16,11 +16,15 @@ from stator.loops.index import Axis
 from stator.loops.values import product
 from stator.lower.items import Check, Compute, Extern, Item, Scatter, Size
 from stator.lower.sizes import Sizes
+from stator.schedule.again import MOST_AGAIN, computed_again
 from stator.schedule.rows import Rows, assign
 from stator.torch_api import is_mutable_op, is_random_op, is_view_op
 
 WORTH_THREADS: Final = 1 << 15  # points of a loop that are better shared than done in passing
 MOST_MEMBERS: Final = 48
+# Expressions inside of each other: whoever writes code goes as deep, and Python has 1,000 calls.
+DEEPEST: Final = 128
+MOST_BUFFERS: Final = 256  # half of what a launch on a GPU hands over: 4 KiB of addresses
 MOST_NEIGHBOURS: Final = 4  # groups that are asked, of those that read the same memory
 FEW_ROWS: Final = 255  # on a GPU: too few to share a long loop
 ACROSS: Final = 64  # there, rows that one program takes where they lie next to each other
@@ -33,12 +37,25 @@ class Group:
 
     members: list[Compute] = field(default_factory=list)
     rows: Rows = field(default_factory=dict)
+    depths: dict[str, int] = field(default_factory=dict)  # of members, in what they read of others
     alone: Scatter | Check | Size | Extern | None = None
 
     @property
     def leads(self) -> bool:
         """Whether some member reduces or scans."""
         return any(member.leads for member in self.members)
+
+    def add(self, member: Compute, rows: Rows) -> None:
+        """Take in a loop, and the rows that all have then."""
+        self.members.append(member)
+        self.rows = rows
+        # What a reduction or a scan found is at hand: it ends what is written inside of each other.
+        self.depths[member.name] = 0 if member.leads else self.depth_with(member)
+
+    def depth_with(self, member: Compute) -> int:
+        """How deep a loop's expression is, once values stand where it reads other members."""
+        read = (self.depths.get(name, 0) for name in member.reads)
+        return member.value.depth + max(read, default=0)
 
     @property
     def reads(self) -> set[str]:
@@ -80,14 +97,16 @@ def fuse(
     *,
     late: bool = False,
     few_rows: int = 1,
+    in_registers: bool = False,
 ) -> Fused:
     """Group `items`, keeping every reader behind what it reads.
 
     `late`: some of them are computed a second time, to be there for short; they shall not be moved
     to the front, unless they are among `results`, which are kept in any case.  A loop that is worth
-    it does not join a group of `few_rows` or less.
+    it does not join a group of `few_rows` or less.  `in_registers`: what a member makes is computed
+    anew at each place of it that others read.
     """
-    return _Fuser(items, sizes, frozenset(results), late, few_rows).fuse()
+    return _Fuser(items, sizes, frozenset(results), late, few_rows, in_registers).fuse()
 
 
 class _Fuser:
@@ -98,12 +117,14 @@ class _Fuser:
         results: frozenset[str],
         late: bool,
         few_rows: int,
+        in_registers: bool,
     ) -> None:
         self.items = items
         self.sizes = sizes
         self.results = results
         self.late = late
         self.few_rows = few_rows
+        self.in_registers = in_registers
         self.groups: list[Group] = []
         self.needs: list[int] = []  # bit sets of groups that each group waits for, all the way
         self.home: dict[str, int] = {}  # name -> group that makes it
@@ -165,8 +186,7 @@ class _Fuser:
             if rows is None:
                 self.refused.append(Refusal(item.name, group.members[0].name, reason))
                 continue
-            group.rows = rows
-            group.members.append(item)
+            group.add(item, rows)
             self.home[item.name] = number
             if self.calls - self.called[number] <= FAR:
                 self.called[number] = self.calls
@@ -176,7 +196,9 @@ class _Fuser:
         rows, reason = assign([item])
         assert rows is not None, reason
         self.called[len(self.groups)] = self.calls
-        self._append(Group([item], rows), sources, item.name)
+        group = Group()
+        group.add(item, rows)
+        self._append(group, sources, item.name)
         self._note_reads(len(self.groups) - 1, item)
 
     def _note_reads(self, number: int, item: Compute) -> None:
@@ -206,9 +228,7 @@ class _Fuser:
     def _rows_with(self, number: int, item: Compute, sources: set[int]) -> tuple[Rows | None, str]:
         """Rows of the group with `item` in it; or None and why it cannot join."""
         group = self.groups[number]
-        if len(group.members) >= MOST_MEMBERS:
-            return None, f"{MOST_MEMBERS} loops are enough for one kernel"
-        if reason := self._why_too_early(number, item):
+        if reason := _why_too_large(group, item) or self._why_too_early(number, item):
             return None, reason
         for source in sources - {number}:
             if self.needs[source] >> number & 1:
@@ -221,6 +241,8 @@ class _Fuser:
             return None, reason
         if self._is_too_much(rows, [*group.members, item]):
             return None, "too few rows for threads to share"
+        if self.in_registers and computed_again(item, group.members) > MOST_AGAIN:
+            return None, f"more than {MOST_AGAIN} operations would be done again, at other places"
         return rows, ""
 
     def _why_too_early(self, number: int, item: Compute) -> str:
@@ -262,6 +284,20 @@ class _Fuser:
                 look(other)
         assert not watching, "groups wait for each other"
         return order
+
+
+def _why_too_large(group: Group, item: Compute) -> str:
+    """Why a kernel of the group does not take in one more loop; "" if it may."""
+    if len(group.members) >= MOST_MEMBERS:
+        return f"{MOST_MEMBERS} loops are enough for one kernel"
+    depth = group.depth_with(item)
+    if depth > DEEPEST:
+        return f"{depth} operations would stand inside of each other: {DEEPEST} are enough"
+    made = {member.name for member in group.members}
+    buffers = len(made | group.reads | item.reads) + 1
+    if buffers > MOST_BUFFERS:
+        return f"it would handle {buffers} tensors: {MOST_BUFFERS} are enough for one kernel"
+    return ""
 
 
 def _lies_across(member: Compute, rows: Sequence[Axis]) -> bool:

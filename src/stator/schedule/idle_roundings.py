@@ -21,6 +21,7 @@ from stator.loops.ir import (
     Statement,
     Store,
     Within,
+    innermost_first,
 )
 from stator.loops.prims import Prim
 
@@ -51,22 +52,21 @@ class _Dropper:
         return Store(statement.buffer, statement.index, value, statement.combine)
 
     def _plain(self, expr: Expr) -> Expr:
-        found = self.done.get(expr)
-        if found is None:
-            found = self.done[expr] = self._rebuilt(expr)
-        return found
+        for part in innermost_first(expr, self.done.__contains__):
+            self.done[part] = self._rebuilt(part)
+        return self.done[expr]
 
     def _rebuilt(self, expr: Expr) -> Expr:
         match expr:
             case Apply():
-                args = tuple(map(self._plain, expr.args))
+                args = tuple(self.done[arg] for arg in expr.args)
                 if expr.prim in HALVES and self._is_held(args[0], HALVES[expr.prim]):
                     return args[0]
                 return Apply(expr.dtype, expr.prim, args)
             case Cast():
-                return Cast(expr.dtype, self._plain(expr.value))
+                return Cast(expr.dtype, self.done[expr.value])
             case Within():
-                sides = map(self._plain, expr.operands)
+                sides = (self.done[side] for side in expr.operands)
                 return Within(expr.dtype, expr.index, expr.limit, *sides)
         return expr
 

@@ -44,11 +44,15 @@ def read_ahead(kernel: Kernel) -> Kernel:
     if not made:
         return kernel
     seen: dict[Expr, Expr] = {}
+
+    def known(load: Load, _: Index) -> Expr | None:
+        return made.get(load)
+
     loops = (
         replace(
             stage,
             body=tuple(
-                replace(statement, value=rewritten(statement.value, made.get, seen))
+                replace(statement, value=rewritten(statement.value, known, seen))
                 for statement in stage.body
             ),
         )

@@ -7,14 +7,25 @@ of the load.  Where a block holds a whole row it is computed once; where it does
 from __future__ import annotations
 
 from stator.loops.index import Axis, Index, Leaf
-from stator.loops.ir import Accumulate, Accumulated, Expr, Kernel, Load, Stage, Store
+from stator.loops.ir import (
+    Accumulate,
+    Accumulated,
+    Combine,
+    Expr,
+    Kernel,
+    Load,
+    Stage,
+    Store,
+    Within,
+    walk,
+)
 from stator.lower.items import Compute, Scatter
 from stator.lower.sizes import Sizes
 from stator.schedule.build import in_memory_order, merged_stages, place_of_rows
 from stator.schedule.coalesce import coalesce
 from stator.schedule.fuse import Group
 from stator.schedule.idle_roundings import without_idle_roundings
-from stator.schedule.rewrite import rewritten, rewritten_index
+from stator.schedule.rewrite import rewritten
 from stator.schedule.rows import coordinates, position, row_number
 from stator.schedule.single_term import single_term
 
@@ -45,7 +56,9 @@ class _Builder:
         self.row = row
         self.members = {member.name: member for member in group.members}
         self.values: dict[str, Expr] = {}  # of members, over their own axes
-        self.totals: dict[str, Expr] = {}  # what reductions found in a row
+        self.totals: dict[str, Expr] = {}  # what there is one of in a row: what reductions found
+        choices = (isinstance(part, Within) for m in group.members for part in walk(m.value))
+        self.has_choices = group.leads and any(choices)
 
     def stages(self, number: int, member: Compute, *, kept: bool) -> list[Stage]:
         """Those of one member; none if nobody outside reads what it makes, and it reduces not."""
@@ -57,10 +70,15 @@ class _Builder:
         place |= {old: position(new) for old, new in zip(rest, inner, strict=True)}
         inner = tuple(axis for axis in inner if axis.size.constant != 1)
         placed, index = value.replaced(place), member.store.replaced(place)
+        total = Accumulated(value.dtype, f"acc_{number}")
+        if member.combine is None and self.has_choices and not inner:
+            # Settled here: each choice would compute it anew, under its own condition.
+            self.totals[member.name] = total
+            stages = [Stage((), (Accumulate(total.name, Combine.MAX, placed),))]
+            return [*stages, Stage((), (Store(member.buffer, index, total),))] if kept else stages
         if member.combine is None:
             self.values[member.name] = value
             return [Stage(inner, (Store(member.buffer, index, placed),))] if kept else []
-        total = Accumulated(value.dtype, f"acc_{number}")
         accumulate = Accumulate(total.name, member.combine, placed)
         if member.scan is not None:
             running = Store(member.buffer, index, total)
@@ -73,7 +91,7 @@ class _Builder:
             stages.append(Stage((), (Store(member.buffer, at, found),)))
         return stages
 
-    def _instead_of(self, load: Load) -> Expr | None:
+    def _instead_of(self, load: Load, index: Index) -> Expr | None:
         """The value that a load of another member's result would find, unrounded: see half.py."""
         name = load.buffer.name
         if name in self.totals:
@@ -81,7 +99,7 @@ class _Builder:
         if name not in self.values:
             return None  # from outside, or of a scan: that one is in memory
         maker = self.members[name]
-        point = coordinates(rewritten_index(load.index, self._instead_of, {}), maker)
+        point = coordinates(index, maker)
         assert point is not None, "the fuser saw to it"
         place: dict[Leaf, Index] = dict(zip(maker.outer, point, strict=True))
         return self.values[name].replaced(place)

@@ -6,10 +6,20 @@ from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 from stator.loops.index import Clamped, Element, Index, Quotient, Remainder, clamped
-from stator.loops.ir import Apply, Cast, Expr, IndexValue, Load, Within, within
+from stator.loops.ir import (
+    Apply,
+    Cast,
+    Expr,
+    IndexValue,
+    Load,
+    Within,
+    expressions_in,
+    innermost_first,
+    within,
+)
 
-# None: the load stays.  What takes its place is taken as it is: an index in it has to be rewritten.
-Replace: TypeAlias = Callable[[Load], Expr | None]
+# What takes the place of a load, given its rewritten index as well; None: the load stays.
+Replace: TypeAlias = Callable[[Load, Index], Expr | None]
 Condition: TypeAlias = tuple[Index, Index]  # what a choice asks: is the index within the limit?
 
 
@@ -17,61 +27,61 @@ def substitute(expr: Expr, made: Mapping[str, Expr]) -> Expr:
     """`expr` with loads of buffers in `made` replaced."""
     if not made:
         return expr
-    return rewritten(expr, lambda load: made.get(load.buffer.name), {})
+    return rewritten(expr, lambda load, _: made.get(load.buffer.name), {})
 
 
 def rewritten(expr: Expr, replace: Replace, seen: dict[Expr, Expr]) -> Expr:
-    if expr in seen:
-        return seen[expr]
-    result = expr
-    if isinstance(expr, Load):
-        found = replace(expr)
-        result = Load(expr.dtype, expr.buffer, rewritten_index(expr.index, replace, seen))
-        if found is not None:
-            result = found
-    elif isinstance(expr, Apply):
-        args = tuple(rewritten(arg, replace, seen) for arg in expr.args)
-        result = Apply(expr.dtype, expr.prim, args)
-    elif isinstance(expr, Cast):
-        result = Cast(expr.dtype, rewritten(expr.value, replace, seen))
-    elif isinstance(expr, IndexValue):
-        result = IndexValue(expr.dtype, rewritten_index(expr.index, replace, seen))
-    elif isinstance(expr, Within):
-        sides = [rewritten(side, replace, seen) for side in expr.operands]
-        index = rewritten_index(expr.index, replace, seen)
-        limit = rewritten_index(expr.limit, replace, seen)
-        result = Within(expr.dtype, index, limit, *sides)
-    seen[expr] = result
-    return result
+    for part in innermost_first(expr, seen.__contains__):
+        seen[part] = _rewritten(part, replace, seen)
+    return seen[expr]
+
+
+def _rewritten(expr: Expr, replace: Replace, seen: dict[Expr, Expr]) -> Expr:
+    """The same, of an expression whose parts were seen."""
+    match expr:
+        case Load():
+            index = rewritten_index(expr.index, replace, seen)
+            found = replace(expr, index)
+            return Load(expr.dtype, expr.buffer, index) if found is None else found
+        case Apply():
+            return Apply(expr.dtype, expr.prim, tuple(seen[arg] for arg in expr.args))
+        case Cast():
+            return Cast(expr.dtype, seen[expr.value])
+        case IndexValue():
+            return IndexValue(expr.dtype, rewritten_index(expr.index, replace, seen))
+        case Within():
+            index = rewritten_index(expr.index, replace, seen)
+            limit = rewritten_index(expr.limit, replace, seen)
+            return Within(expr.dtype, index, limit, seen[expr.inside], seen[expr.outside])
+    return expr
 
 
 def settled(expr: Expr, outcomes: Mapping[Condition, bool]) -> Expr:
     """`expr` with choices made whose outcome is known; those inside of indices stay."""
-    return _settled(expr, outcomes, {}) if outcomes else expr
+    if not outcomes:
+        return expr
+    seen: dict[Expr, Expr] = {}
+    for part in innermost_first(expr, seen.__contains__):
+        seen[part] = _settled(part, outcomes, seen)
+    return seen[expr]
 
 
-def _settled(expr: Expr, outcomes: Mapping[Condition, bool], seen: dict[Expr, Expr]) -> Expr:
-    if expr in seen:
-        return seen[expr]
-    result = expr
-    if isinstance(expr, Apply):
-        args = tuple(_settled(arg, outcomes, seen) for arg in expr.args)
-        result = Apply(expr.dtype, expr.prim, args)
-    elif isinstance(expr, Cast):
-        result = Cast(expr.dtype, _settled(expr.value, outcomes, seen))
-    elif isinstance(expr, Within):
-        outcome = outcomes.get((expr.index, expr.limit))
-        if outcome is not None:
-            result = _settled(expr.inside if outcome else expr.outside, outcomes, seen)
-        else:
-            sides = (_settled(side, outcomes, seen) for side in expr.operands)
-            result = within(expr.index, expr.limit, *sides)
-    seen[expr] = result
-    return result
+def _settled(expr: Expr, outcomes: Mapping[Condition, bool], seen: Mapping[Expr, Expr]) -> Expr:
+    match expr:
+        case Apply():
+            return Apply(expr.dtype, expr.prim, tuple(seen[arg] for arg in expr.args))
+        case Cast():
+            return Cast(expr.dtype, seen[expr.value])
+        case Within():
+            outcome = outcomes.get((expr.index, expr.limit))
+            if outcome is not None:
+                return seen[expr.inside if outcome else expr.outside]
+            return within(expr.index, expr.limit, seen[expr.inside], seen[expr.outside])
+    return expr
 
 
 def rewritten_index(index: Index, replace: Replace, seen: dict[Expr, Expr]) -> Index:
-    if not any(_holds_element(atom) for product, _ in index.terms for atom in product):
+    if not expressions_in(index):
         return index
     total = Index.of(0)
     for product, factor in index.terms:
@@ -95,12 +105,3 @@ def _atom(atom: object, replace: Replace, seen: dict[Expr, Expr]) -> Index:
             return clamped(*(rewritten_index(part, replace, seen) for part in parts))
         case _:
             return Index.of(atom)  # type: ignore[arg-type]  # an axis or a symbol
-
-
-def _holds_element(atom: object) -> bool:
-    if isinstance(atom, Quotient | Remainder):
-        return any(_holds_element(a) for product, _ in atom.value.terms for a in product)
-    if isinstance(atom, Clamped):
-        parts = (atom.value, atom.low, atom.high)
-        return any(_holds_element(a) for i in parts for product, _ in i.terms for a in product)
-    return isinstance(atom, Element)

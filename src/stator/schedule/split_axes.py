@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from stator.loops.access import index_parts, indices
+from stator.loops.access import indices
 from stator.loops.index import Axis, Index, Leaf, Quotient, Remainder, only_atom
-from stator.loops.ir import Kernel, Stage, Statement
+from stator.loops.ir import Kernel, Stage, Statement, index_parts
 from stator.schedule.coalesce import moved
 
 LEAST: Final = 16  # elements of the inner part: a vector.  Dividing by less is done in vectors

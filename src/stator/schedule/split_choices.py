@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, TypeAlias
 
-from stator.loops.access import index_parts, nodes
+from stator.loops.access import nodes
 from stator.loops.index import ZERO, Axis, Element, Index, Leaf, clamped, is_at_least
-from stator.loops.ir import Accumulate, Kernel, Stage, Statement, Store, Within
+from stator.loops.ir import Accumulate, Kernel, Stage, Statement, Store, Within, index_parts
 from stator.loops.values import product
 from stator.lower.sizes import Sizes
 from stator.schedule.rewrite import Condition, settled

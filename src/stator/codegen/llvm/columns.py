@@ -13,7 +13,6 @@ from stator.codegen.llvm.sums import count_of, has_few_terms, total_type
 from stator.codegen.llvm.types import MEMORY, convert, to_memory
 from stator.codegen.llvm.writer import SCALAR, Vectors
 from stator.core.dtypes import DType
-from stator.loops.access import children
 from stator.loops.index import (
     Axis,
     Index,
@@ -31,6 +30,7 @@ from stator.loops.ir import (
     Stage,
     Store,
     Within,
+    children,
     walk,
 )
 from stator.schedule.columns import block_width

@@ -15,7 +15,7 @@ from stator.codegen.llvm.shape import cost_of, has_vectors, widest
 from stator.codegen.llvm.types import MEMORY, convert, from_memory, literal, register, to_memory
 from stator.codegen.llvm.writer import SCALAR, Loop, Vectors
 from stator.core.dtypes import DType
-from stator.loops.access import children, index_parts, roots
+from stator.loops.access import roots
 from stator.loops.index import (
     Axis,
     Clamped,
@@ -38,6 +38,8 @@ from stator.loops.ir import (
     Statement,
     Store,
     Within,
+    children,
+    index_parts,
     loads_of,
 )
 from stator.loops.prims import Prim

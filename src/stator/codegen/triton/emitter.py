@@ -15,7 +15,7 @@ from typing import Final
 from stator.codegen.triton.prims import TYPES, apply_text, convert_text, number_text
 from stator.codegen.triton.shape import is_wide
 from stator.core.dtypes import DType
-from stator.loops.access import index_parts, nodes
+from stator.loops.access import nodes
 from stator.loops.build import const
 from stator.loops.index import (
     Axis,
@@ -41,6 +41,9 @@ from stator.loops.ir import (
     Load,
     Store,
     Within,
+    children,
+    index_parts,
+    innermost_first,
     walk,
 )
 from stator.loops.prims import Prim
@@ -76,20 +79,29 @@ class Mask:
     dims: frozenset[str]
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A value that was computed, and the conditions that it was read under."""
+
+    name: str
+    masks: tuple[Mask, ...]
+
+
 @dataclass(slots=True)
 class Scope:
     """What is known in a block of lines, by the fields of an emitter."""
 
     dims: tuple[Dim, ...]
-    values: dict[tuple[Expr, tuple[Mask, ...]], str]
+    values: dict[Expr, tuple[Known, ...]]
     places: dict[Index, str]
     axes: dict[Axis, tuple[str, str | None]]
     runs: dict[Index, Run]
+    conditions: dict[tuple[Index, Index], str]
 
     def copied(self) -> Scope:
         """The same, to add to."""
         known = dict(self.values), dict(self.places), dict(self.axes), dict(self.runs)
-        return Scope(self.dims, *known)
+        return Scope(self.dims, *known, dict(self.conditions))
 
 
 @dataclass(slots=True)
@@ -106,7 +118,10 @@ class Emitter:
     accumulators: dict[str, str] = field(default_factory=dict)
     places: dict[Index, str] = field(default_factory=dict)  # computed already
     runs: dict[Index, Run] = field(default_factory=dict)  # counts along a block
-    values: dict[tuple[Expr, tuple[Mask, ...]], str] = field(default_factory=dict)
+    conditions: dict[tuple[Index, Index], str] = field(default_factory=dict)  # index, limit
+    values: dict[Expr, tuple[Known, ...]] = field(default_factory=dict)
+    reading: dict[Expr, bool] = field(default_factory=dict)  # whether it holds a load
+    loaded: set[Buffer] = field(default_factory=set)
     together: int = QUARTER  # elements side by side that are one thread's: 4 or 8
     is_coarse: bool = False  # all that it reads and writes is of half precision
     chosen: tuple[Mask, ...] = ()  # conditions under which the present value is needed
@@ -146,7 +161,8 @@ class Emitter:
     @contextmanager
     def scope(self, again: Scope | None = None) -> Iterator[Scope]:
         """A scope of its own, or one that was left: what is known in it ends with it."""
-        outside = Scope(self.dims, self.values, self.places, self.axes, self.runs)
+        found = (self.values, self.places, self.axes, self.runs, self.conditions)
+        outside = Scope(self.dims, *found)
         own = again or outside.copied()
         self._go_to(own)
         yield own
@@ -155,7 +171,7 @@ class Emitter:
 
     def _go_to(self, scope: Scope) -> None:
         self.dims, self.values, self.places = scope.dims, scope.values, scope.places
-        self.axes, self.runs = scope.axes, scope.runs
+        self.axes, self.runs, self.conditions = scope.axes, scope.runs, scope.conditions
 
     # --- indices ---
 
@@ -230,15 +246,24 @@ class Emitter:
     # --- values ---
 
     def value(self, expr: Expr) -> str:
-        """Text of an expression; the same one is computed once."""
-        key = (expr, self.chosen)
-        found = self.values.get(key)
-        if found is None and isinstance(expr, Load):
-            # What was read everywhere is not read again: a store may have come between.
-            found = self.values.get((expr, ()))
-        if found is None:
-            found = self.values[key] = self._compute(expr)
-        return found
+        """Text of an expression; the same one is computed once.
+
+        What was read under fewer conditions is known under more; what reads nothing, under any.
+        """
+        for known in self.values.get(expr, ()):
+            if all(mask in self.chosen for mask in known.masks):
+                return known.name
+        name = self._compute(expr)
+        known = Known(name, self.chosen if self._reads(expr) else ())
+        self.values[expr] = (*self.values.get(expr, ()), known)
+        return name
+
+    def _reads(self, expr: Expr) -> bool:
+        """Whether there is a load in it."""
+        for part in innermost_first(expr, self.reading.__contains__):
+            inside = any(self.reading[child] for child in children(part))
+            self.reading[part] = inside or isinstance(part, Load)
+        return self.reading[expr]
 
     def _compute(self, expr: Expr) -> str:
         match expr:
@@ -321,11 +346,7 @@ class Emitter:
         at, end = expr.index.constant, expr.limit.constant
         if at is not None and end is not None:  # decided: a Python truth is no mask
             return self.value(expr.inside if 0 <= at < end else expr.outside)
-        index, limit = self.index(expr.index), self.index(expr.limit)
-        low = lower_bound(expr.index)
-        # Not asked where it is known: it would be a Python number, which is no mask.
-        above = "" if low is not None and is_at_least(low, 0) else f"({index} >= 0) & "
-        within = self.let(f"{above}({limit} > {index})", "c")
+        within = self._within(expr)
         dims = self.dims_of(expr.index) | self.dims_of(expr.limit)
         before = self.chosen
         self.chosen = (*before, Mask(within, dims))
@@ -335,9 +356,23 @@ class Emitter:
         self.chosen = before
         return self.let(f"tl.where({within}, {inside}, {outside})")
 
+    def _within(self, expr: Within) -> str:
+        """The condition; the same one is asked once, unless it depends on what is loaded."""
+        found = self.conditions.get((expr.index, expr.limit))
+        if found is None:
+            index, limit = self.index(expr.index), self.index(expr.limit)
+            low = lower_bound(expr.index)
+            # Not asked where it is known: it would be a Python number, which is no mask.
+            above = "" if low is not None and is_at_least(low, 0) else f"({index} >= 0) & "
+            found = self.let(f"{above}({limit} > {index})", "c")
+            if not self._holds_element(expr.index) and not self._holds_element(expr.limit):
+                self.conditions[expr.index, expr.limit] = found
+        return found
+
     # --- memory ---
 
     def _load(self, expr: Load) -> str:
+        self.loaded.add(expr.buffer)
         dims = self.dims_of(expr.index)
         if expr not in self.own:
             self.read.add(self.memory(expr.buffer))
@@ -385,11 +420,12 @@ class Emitter:
 
     def forget_loads(self, buffer: Buffer) -> None:
         """What was read of the buffer may not be there any more."""
-        self._forget(lambda part: isinstance(part, Load) and part.buffer is buffer)
+        if buffer in self.loaded:
+            self._forget(lambda part: isinstance(part, Load) and part.buffer is buffer)
 
     def _forget(self, is_stale: Callable[[Expr], bool]) -> None:
-        for key in [key for key in self.values if any(map(is_stale, walk(key[0])))]:
-            del self.values[key]
+        for expr in [expr for expr in self.values if any(map(is_stale, walk(expr)))]:
+            del self.values[expr]
 
     def _where(self, buffer: Buffer, index: Index, dims: frozenset[str]) -> str:
         """Addresses along `dims`, and the mask if there is one."""

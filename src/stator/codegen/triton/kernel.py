@@ -182,11 +182,14 @@ def _product(kernel: Kernel, shape: Shape) -> list[str]:
 
 
 def _statements(e: Emitter, body: Sequence[Statement]) -> None:
-    """Stores, one after the other."""
+    """One after the other; an accumulator takes in one value: it is that."""
     read_ahead(e, body)
     for statement in body:
-        assert isinstance(statement, Store), "without inner axes nothing accumulates"
-        e.store(statement, e.value(statement.value))
+        value = e.value(statement.value)
+        if isinstance(statement, Store):
+            e.store(statement, value)
+        else:
+            e.accumulated(statement.name, value)
 
 
 # --- rows ---

@@ -149,7 +149,8 @@ def _columns(kernel: Kernel, lengths: list[Index]) -> Shape:
     bytes_ = max((buffer.dtype.bytes for buffer in kernel.read), default=4)
     longest = max(length.constant or SLENDER for length in lengths)
     rows = product([axis.size for axis in kernel.outer]).constant
-    sums = [s.value.dtype for s in kernel.statements if isinstance(s, Accumulate)]
+    loops = [statement for stage in kernel.stages if stage.inner for statement in stage.body]
+    sums = [s.value.dtype for s in loops if isinstance(s, Accumulate)]
     if power(longest) * _moving_loads(kernel) <= SHORT and DType.F64 not in sums:
         # No two threads share a column: nothing goes through shared memory.
         wide = WIDEST // bytes_ * WARP
