@@ -584,7 +584,8 @@ def _exact(product: Product, factor: int, by: Index) -> Index | None:
 def _replaced(atom: Atom, values: Mapping[Leaf, Index]) -> Index:
     match atom:
         case Axis() | Symbol():
-            return values.get(atom, Index.of(atom))
+            found = values.get(atom)
+            return Index.of(atom) if found is None else found
         case Quotient():
             return atom.value.replaced(values) // atom.by.replaced(values)
         case Remainder():
