@@ -153,6 +153,17 @@ def test_verification_names_the_pass_that_broke_the_graph() -> None:
     assert ctx.record.stages[-1].name == "forward/write_in_place"
 
 
+def test_a_pass_that_hides_what_it_changed_is_found_at_the_end() -> None:
+    def hide(graph: fx.Graph, ctx: Ctx) -> int:
+        write_in_place(graph, ctx)
+        return 0
+
+    with pytest.raises(VerifyError) as caught:
+        run_passes((hide, do_nothing), negations(), ctx_with(), "forward")
+
+    assert caught.value.stage == "forward: a pass that says it changed nothing"
+
+
 def test_verification_can_be_turned_off() -> None:
     ctx, graph = ctx_with(verify=False), negations()
 

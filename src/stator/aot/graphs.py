@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -88,9 +87,8 @@ class FreshBackward:
     def backward(self, missing: tuple[bool, ...]) -> BackwardGraph:
         """The graph for the tangents that are there."""
         assert self.halves.backward is not None, "a program with tangents has a backward"
-        module = copy.copy(self.halves.backward)
         graph = fx.Graph()
-        graph.output(graph.graph_copy(module.graph, {}))
+        graph.output(graph.graph_copy(self.halves.backward.graph, {}))
         placeholders = graph.find_nodes(op="placeholder")[len(self.halves.saved) :]
         groups = _grouped(self.traced.program.tangents, placeholders)
         mark_tangents(graph, placeholders)
@@ -104,7 +102,7 @@ class FreshBackward:
                     graph.erase_node(node)
         metas = [group[0].meta["val"] for group in groups]
         like = tuple((meta.dtype, meta.device) for meta in metas)
-        compiled = self._compiled(LazyGraphModule(module, graph, "Backward"))
+        compiled = self._compiled(LazyGraphModule(self.halves.backward, graph, "Backward"))
         found = BackwardGraph(compiled.run, tuple(present), like, compiled.overwrites)
         if self.keeper is not None:
             self.keeper.keep_backward(missing, found, compiled.image)

@@ -22,6 +22,8 @@ class DType(Enum):
     U8 = "u8"
     BOOL = "bool"
 
+    __hash__ = object.__hash__  # a member is one object: Enum's own is a call in Python
+
     def __repr__(self) -> str:
         return self.value
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, fields
+from dataclasses import MISSING
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -34,11 +34,9 @@ class Interned(type):
 def _complete(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """All fields of `cls` in order, defaults filled in."""
     values = list(args)
-    for field in fields(cls)[len(args) :]:
-        if field.name in kwargs:
-            values.append(kwargs[field.name])
-        elif field.default is not MISSING:
-            values.append(field.default)
-        else:
-            raise TypeError(f"{cls.__name__} needs {field.name!r}")
+    for name in cls.__match_args__[len(args) :]:
+        value = kwargs[name] if name in kwargs else cls.__dataclass_fields__[name].default
+        if value is MISSING:
+            raise TypeError(f"{cls.__name__} needs {name!r}")
+        values.append(value)
     return tuple(values)

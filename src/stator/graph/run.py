@@ -72,10 +72,13 @@ def run_passes(passes: Iterable[GraphPass], graph: fx.Graph, ctx: Ctx, name: str
             ctx.record.notes.append(f"{name}: {pass_.__name__} skipped by Options.pass_fuel")
             continue
         run_pass(pass_, graph, ctx, name)
+    if ctx.options.verify:
+        after = f"{name}: a pass that says it changed nothing"
+        verify(graph, after, functional=name != CAPTURED)
 
 
 def run_pass(pass_: GraphPass, graph: fx.Graph, ctx: Ctx, name: str) -> int:
-    """Run one pass; the graph is verified after it where the options ask for it."""
+    """Run one pass; a graph that it changed is verified where the options ask for it."""
     label = f"{name}/{pass_.__name__}"
     before = str(graph) if ctx.options.dump_dir else ""
     values = Before.of(graph, ctx.examples) if ctx.options.verify_passes == "values" else None
@@ -92,7 +95,7 @@ def run_pass(pass_: GraphPass, graph: fx.Graph, ctx: Ctx, name: str) -> int:
     number = f"{len(ctx.record.stages):03}"
     ctx.dump.write(f"{number}_{pass_.__name__}_before.txt", lambda: before)
     ctx.dump.write(f"{number}_{pass_.__name__}_after.txt", lambda: str(graph))
-    if ctx.options.verify:
+    if ctx.options.verify and progress.changed != 0:
         verify(graph, after=label, functional=name != CAPTURED)
     if values is not None and progress.changed:
         values.compare(graph, after=label)

@@ -106,21 +106,21 @@ class Index(metaclass=Interned):
         return value if isinstance(value, Index) else _single(value)
 
     def __add__(self, other: Index | Atom | int) -> Index:
-        return _added(self, Index.of(other))
+        return _added(self, other, 1)
 
     __radd__ = __add__
 
     def __neg__(self) -> Index:
-        return Index(tuple((product, -factor) for product, factor in self.terms))
+        return _added(ZERO, self, -1)
 
     def __sub__(self, other: Index | Atom | int) -> Index:
-        return self + -Index.of(other)
+        return _added(self, other, -1)
 
     def __rsub__(self, other: Index | Atom | int) -> Index:
         return Index.of(other) - self
 
     def __mul__(self, other: Index | Atom | int) -> Index:
-        return _multiplied(self, Index.of(other))
+        return _multiplied(self, other)
 
     __rmul__ = __mul__
 
@@ -362,13 +362,14 @@ def _single(value: Atom | int) -> Index:
 
 
 @lru_cache(REMEMBERED)
-def _added(left: Index, right: Index) -> Index:
-    return _sum((*left.terms, *right.terms))
+def _added(left: Index, right: Index | Atom | int, sign: int) -> Index:
+    return _sum((*left.terms, *((p, sign * b) for p, b in Index.of(right).terms)))
 
 
 @lru_cache(REMEMBERED)
-def _multiplied(left: Index, right: Index) -> Index:
-    return _sum((_ordered(p + q), a * b) for p, a in left.terms for q, b in right.terms)
+def _multiplied(left: Index, right: Index | Atom | int) -> Index:
+    others = Index.of(right).terms
+    return _sum((_ordered(p + q), a * b) for p, a in left.terms for q, b in others)
 
 
 def _sum(terms: Iterable[tuple[Product, int]]) -> Index:
@@ -583,7 +584,8 @@ def _exact(product: Product, factor: int, by: Index) -> Index | None:
 def _replaced(atom: Atom, values: Mapping[Leaf, Index], done: dict[Any, Any] | None) -> Index:
     match atom:
         case Axis() | Symbol():
-            return values.get(atom, Index.of(atom))
+            found = values.get(atom)
+            return Index.of(atom) if found is None else found
         case Quotient():
             return atom.value.replaced(values, done) // atom.by.replaced(values, done)
         case Remainder():

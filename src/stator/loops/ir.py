@@ -279,6 +279,8 @@ def within(index: Index, limit: Index, inside: Expr, outside: Expr) -> Expr:
 class Combine(Enum):
     """How an accumulator takes a value in; starts from the neutral one."""
 
+    __hash__ = object.__hash__  # a member is one object: Enum's own is a call in Python
+
     SUM = "sum"
     PROD = "prod"
     MAX = "max"  # NaN wins

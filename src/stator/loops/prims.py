@@ -12,6 +12,8 @@ from enum import Enum, auto
 class Prim(Enum):
     """A scalar operation.  Text form: its name in lower case, `add(x, y)`."""
 
+    __hash__ = object.__hash__  # a member is one object: Enum's own is a call in Python
+
     # arithmetic, floats and integers
     ADD = auto()
     SUB = auto()

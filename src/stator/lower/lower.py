@@ -487,12 +487,14 @@ class Lowering:
     def _realize_pending(self, writer: fx.Node) -> None:
         """Compute what is still to be computed: `writer` may overwrite what it is made from."""
         for node, value in list(self.values.items()):
+            number = isinstance(value, Number)
+            if not number and (node in self.real or not isinstance(value, Value)):
+                continue  # in memory: asked first, since every call that writes looks at all
             if not any(user not in self.values and user not in self.real for user in node.users):
                 continue
-            if isinstance(value, Number) and loads_of(value.expr):
+            if number and loads_of(value.expr):
                 self.values[node] = self._kept_number(value)
-            if isinstance(value, Value | Number):
-                self.realize(node)
+            self.realize(node)
 
 
 def _lies_across(

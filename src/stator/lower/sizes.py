@@ -78,10 +78,10 @@ class Sizes:
 
     def index(self, size: Any) -> Index | None:
         """A size as an index; None if it is no polynomial of sizes that the inputs show."""
-        if isinstance(size, torch.SymInt):
-            expression = size_expression(size)
-            return None if expression is None else self.of_expression(expression)
-        return Index.of(size) if isinstance(size, int) else None
+        if isinstance(size, int):
+            return Index.of(size)
+        expression = size_expression(size) if isinstance(size, torch.SymInt) else None
+        return None if expression is None else self.of_expression(expression)
 
     def stride(self, step: Any) -> Index | None:
         """A stride as an index; None as with `index`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 
 from stator.loops.access import indices
 from stator.loops.index import Axis, Index, Leaf
@@ -12,14 +13,8 @@ from stator.loops.ir import Accumulate, Kernel, Stage, Statement, Store
 def coalesce(kernel: Kernel) -> Kernel:
     """Drop axes of one point, join neighbouring axes that all indices step through as one."""
     kernel = _without_points(kernel)
-    changed = True
-    while changed:
-        changed = False
-        for first, second in zip(kernel.outer, kernel.outer[1:], strict=False):
-            if _steps_as_one(kernel.statements, first, second):
-                kernel = _join_outer(kernel, first, second)
-                changed = True
-                break
+    while (pair := _stepping_as_one(kernel.outer, kernel.statements)) is not None:
+        kernel = _join_outer(kernel, *pair)
     return Kernel(kernel.name, kernel.outer, tuple(_coalesced(s) for s in kernel.stages))
 
 
@@ -39,12 +34,11 @@ def _without_points(kernel: Kernel) -> Kernel:
 
 
 def _coalesced(stage: Stage) -> Stage:
-    for first, second in zip(stage.inner, stage.inner[1:], strict=False):
-        if _steps_as_one(stage.body, first, second):
-            place, joint = _joint(first, second)
-            inner = tuple(joint if a is first else a for a in stage.inner if a is not second)
-            body = tuple(moved(s, place) for s in stage.body)
-            return _coalesced(Stage(inner, body, stage.in_order))
+    while (pair := _stepping_as_one(stage.inner, stage.body)) is not None:
+        first, second = pair
+        place, joint = _joint(first, second)
+        inner = tuple(joint if a is first else a for a in stage.inner if a is not second)
+        stage = Stage(inner, tuple(moved(s, place) for s in stage.body), stage.in_order)
     return stage
 
 
@@ -70,8 +64,14 @@ def moved(statement: Statement, place: Mapping[Leaf, Index]) -> Statement:
     return Accumulate(statement.name, statement.combine, value)
 
 
-def _steps_as_one(statements: tuple[Statement, ...], first: Axis, second: Axis) -> bool:
-    return all(_is_linear(index, first, second) for s in statements for index in indices(s))
+def _stepping_as_one(
+    axes: tuple[Axis, ...], statements: tuple[Statement, ...]
+) -> tuple[Axis, Axis] | None:
+    """The first neighbours that all indices step through as one."""
+    if len(axes) < 2:
+        return None
+    found = dict.fromkeys(index for s in statements for index in indices(s))
+    return next((p for p in pairwise(axes) if all(_is_linear(i, *p) for i in found)), None)
 
 
 def _is_linear(index: Index, first: Axis, second: Axis) -> bool:

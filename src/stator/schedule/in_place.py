@@ -39,19 +39,22 @@ def update_in_place(
     """Let kernels store into inputs where the graph ends with copies to these."""
     found, targets = dict(kernels), dict[str, str]()
     copies: set[Group] = set()
-    homes = {member.name: group for group in groups for member in group.members}
-    for group in groups:
+    homes = {m.name: number for number, group in enumerate(groups) for m in group.members}
+    readers, aliased = _readers(groups), _aliased(groups)
+    for number, group in enumerate(groups):
         pair = _copied(group)
         if pair is None or pair[1].name in returned:
             continue
         target, source = pair
-        home = homes.get(source.name)
-        if home is None or not _is_only_reader(group, source.name, groups):
+        place = homes.get(source.name)
+        if place is None or readers[source.name] != [number]:
             continue
+        home = groups[place]
         member = next(m for m in home.members if m.name == source.name)
         if not _same_layout(member, target, sizes):
             continue
-        if _is_read_between(target.name, home, group, groups):
+        # The old value is needed after the kernel ran; under another name, perhaps.
+        if target.name in aliased or any(place < n < number for n in readers[target.name]):
             continue
         shared = _sharing(found[home], member, target.name)
         if shared is not None:
@@ -73,12 +76,20 @@ def _copied(group: Group) -> tuple[fx.Node, fx.Node] | None:
     return (target, source) if is_input and isinstance(source, fx.Node) else None
 
 
-def _is_only_reader(group: Group, name: str, groups: Sequence[Group]) -> bool:
-    return all(other is group or name not in _read_from_outside(other) for other in groups)
+def _readers(groups: Sequence[Group]) -> dict[str, list[int]]:
+    """For each name, the places of groups that read it and do not make it."""
+    found: dict[str, list[int]] = {}
+    for number, group in enumerate(groups):
+        for name in group.reads - {member.name for member in group.members}:
+            found.setdefault(name, []).append(number)
+    return found
 
 
-def _read_from_outside(group: Group) -> set[str]:
-    return group.reads - {member.name for member in group.members}
+def _aliased(groups: Sequence[Group]) -> set[str]:
+    """Names of what views are made of: it may be read without its name."""
+    calls = [group.alone.node for group in groups if isinstance(group.alone, Extern)]
+    views = [n for n in calls if returns_alias(n.target) and not is_mutable_op(n.target)]
+    return {source.name for node in views for source in node.all_input_nodes}
 
 
 def _same_layout(member: Compute, target: fx.Node, sizes: Sizes) -> bool:
@@ -87,19 +98,6 @@ def _same_layout(member: Compute, target: fx.Node, sizes: Sizes) -> bool:
     if not known or from_torch(tensor.dtype) is not result:
         return False
     return layout_of(tensor, sizes) == (member.size, member.stride)
-
-
-def _is_read_between(name: str, home: Group, copy: Group, groups: Sequence[Group]) -> bool:
-    """Whether somebody needs the old value after the kernel ran."""
-    start, end = groups.index(home), groups.index(copy)
-    if any(name in group.reads for group in groups[start + 1 : end]):
-        return True
-    # A view of it may be read without its name.
-    calls = [group.alone.node for group in groups if isinstance(group.alone, Extern)]
-    aliases = [
-        node for node in calls if returns_alias(node.target) and not is_mutable_op(node.target)
-    ]
-    return any(source.name == name for node in aliases for source in node.all_input_nodes)
 
 
 def _sharing(kernel: Kernel, member: Compute, target: str) -> Kernel | None:

@@ -69,8 +69,9 @@ def assign(members: Sequence[Compute]) -> tuple[Rows | None, str]:
         if product([axis.size for axis in rows[member.name]]) is not count:
             return None, f"{member.name} has other rows than {first.name}: {count}"
     waiting = [member for member in members if member.name not in rows]
+    makers = {member.name: member for member in members}
     while waiting:
-        linked = [(m, axes) for m in waiting if (axes := _follow(m, members, rows)) is not None]
+        linked = [(m, axes) for m in waiting if (axes := _follow(m, makers, rows)) is not None]
         if not linked:
             break
         rows |= {member.name: axes for member, axes in linked}
@@ -86,21 +87,20 @@ def assign(members: Sequence[Compute]) -> tuple[Rows | None, str]:
     return rows, why_other_row(members, rows)
 
 
-def _follow(member: Compute, members: Sequence[Compute], rows: Rows) -> tuple[Axis, ...] | None:
+def _follow(member: Compute, makers: Mapping[str, Compute], rows: Rows) -> tuple[Axis, ...] | None:
     """Axes that stand where those of a neighbour stand, whose rows are settled."""
-    makers = {other.name: other for other in members}
     for load in member.loads:
         maker = makers.get(load.buffer.name)
         if maker is not None and maker.name in rows:
             axes = _read_along(load, maker, rows[maker.name])
             if axes is not None:
                 return axes
-    for reader in members:
-        if reader.name not in rows:
+    for name, reader in makers.items():
+        if name not in rows or member.name not in reader.reads:
             continue
         for load in reader.loads:
             if load.buffer.name == member.name:
-                axes = _written_along(load, member, rows[reader.name])
+                axes = _written_along(load, member, rows[name])
                 if axes is not None:
                     return axes
     return None
