@@ -66,6 +66,26 @@ def test_readers_of_the_same_memory_run_together() -> None:
     assert names(grouped(copy_of("a", x, 4, 5), copy_of("b", x, 4, 5))) == [["a", "b"]]
 
 
+def places(*names: str) -> list[int]:
+    """Where names come from, in the order of a set that they were put into one by one."""
+    return [names.index(name) for name in {*names}]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_of_neighbours_that_save_as_much_the_first_is_joined(turned: bool) -> None:
+    """Also where a set of what is read, or of groups, has another order."""
+    wanted = [1, 0] if turned else [0, 1]
+    pairs = ((f"x{n}", f"y{n}") for n in range(1000))
+    one, other = next(p for p in pairs if places(*p) == places(*reversed(p))[::-1] == wanted)
+    x, y = tensor(one, 4, 5), tensor(other, 4, 5)
+    others = [copy_of(f"c{n}", tensor(f"z{n}", 2, n), 2, n) for n in range(2, 9)]
+    both = mapped("both", (4, 5), lambda p: added(x.load(p), y.load(p)))
+
+    fused = grouped(copy_of("a", x, 4, 5), *others, copy_of("b", y, 4, 5), both)
+
+    assert ["a", "both"] in names(fused)
+
+
 @pytest.mark.parametrize(
     ("between", "together"),
     [

@@ -207,12 +207,12 @@ class _Fuser:
             if number not in known:
                 known.append(number)
 
-    def _candidates(self, item: Compute, sources: set[int]) -> set[int]:
-        """Groups that make something it reads, or read the same memory."""
+    def _candidates(self, item: Compute, sources: set[int]) -> list[int]:
+        """Groups that make something it reads, or read the same memory, the earliest first."""
         found = {number for number in sources if self.groups[number].alone is None}
         for name in item.reads:
             found.update(self.readers.get(name, ())[-MOST_NEIGHBOURS:])
-        return found
+        return sorted(found)  # a set's order follows the seed of Python's hashes
 
     def _saving(self, item: Compute) -> Callable[[int], int]:
         def saved(number: int) -> int:
