@@ -136,7 +136,7 @@ def begin_workers() -> None:
     """Start what compiles kernels for a GPU, while the graph is still being traced."""
     from stator.codegen.triton.compile import has_triton, workers
 
-    if has_triton():  # else whoever wants a kernel is told
+    if has_triton() and torch.version.hip is None:  # else whoever wants a kernel is told
         Thread(target=workers, daemon=True).start()
 
 
