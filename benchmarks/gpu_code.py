@@ -8,11 +8,8 @@ No card is needed: tensors are fake.
 from __future__ import annotations
 
 import re
-import subprocess
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Annotated, Any, Final
 
 import torch
@@ -22,6 +19,7 @@ from rich.table import Table
 from torch import Tensor, fx
 
 from benchmarks.gpu_cases import KERNELS, Kernel
+from benchmarks.machine_code import operations
 from stator.aot.compile import trace_and_cut
 from stator.codegen.triton.kernel import write_kernel
 from stator.codegen.triton.shape import shape_of
@@ -46,8 +44,6 @@ COLUMNS: Final = (
 )
 SHARED: Final = ("LDS", "STS")
 FLOAT64: Final = ("DADD", "DMUL", "DFMA", "DSETP")
-_INSTRUCTION: Final = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)")
-_USAGE: Final = re.compile(r"REG:(\d+) ")
 _WIDTH: Final = re.compile(r"\.(?:U|S)?(8|16|64|128)\b")
 ROWS: Final = {case.name: case for case in KERNELS}
 
@@ -103,20 +99,6 @@ def lines_of(case: Kernel) -> Iterator[tuple[str, ...]]:
         moves = (_widths(found, "LDG"), _widths(found, "STG"))
         others = [_count(found, *names) for names in (SHARED, FLOAT64, ("CALL",))]
         yield (shape.kind, str(times), size, *map(str, (*counts, *moves, *others)))
-
-
-def operations(code: bytes) -> tuple[list[str], int]:
-    """The name of each instruction of a cubin, and the registers of a thread."""
-    import triton
-
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(code)
-        file.flush()
-        command = [str(tool), "--dump-sass", "--dump-resource-usage", file.name]
-        text = subprocess.run(command, capture_output=True, check=True, text=True).stdout
-    registers = _USAGE.search(text)
-    return _INSTRUCTION.findall(text), int(registers[1]) if registers else 0
 
 
 def _count(found: Sequence[str], *names: str) -> int:
